@@ -466,7 +466,9 @@ class ReactiveSocket:
     handshake of a WebSocket."""
     streams: Count = 16_384
     """Streams of one connection that are open, of each requester. More requests of the peer are
-    answered with ERROR. Each stream counts for 1 KiB of what the connection holds."""
+    answered with ERROR. Each stream counts for 1 KiB of what the connection holds. So does each
+    request without an answer until it is done with. While as many coroutines answer requests,
+    further ones of these are dropped."""
     receive_bytes: Bytes = 64 * MiB
     """What received requests and items of one connection cost that the application has not done
     with: their bytes, and 256 for each. Above this nothing more is read from the connection. If

@@ -32,6 +32,7 @@ from aqueduct.protocol.reactivesocket.state import ReactiveState
 from aqueduct.reactivesocket.face import ReactiveFace
 from aqueduct.reactivesocket.owner import ReactiveOwner
 from aqueduct.reactivesocket.requesting import (
+    ERROR_MOST,
     Data,
     ReactiveItem,
     ReactiveStream,
@@ -116,7 +117,7 @@ class ReactiveSocketConnection:
         self._eager = EagerTaskFactory(self._loop)
         self._rejected = False
         self._stuck_since: float | None = None
-        """When the peer began to take nothing of what waits to leave; None: it takes all."""
+        """When the kernel began to take nothing of what waits to leave; None: it takes more."""
         self._held_since: float | None = None
         """When this side began to read nothing, as too much is in use; None: it reads."""
         self._refusing = False
@@ -208,6 +209,10 @@ class ReactiveSocketConnection:
     async def wait_closed(self) -> None:
         """Returns once the connection is over and its transport gone; see ``error``."""
         await asyncio.shield(self._gone)
+
+    def answering(self) -> list[asyncio.Task[None]]:
+        """The tasks that answer requests of the peer and have not ended."""
+        return [task for work in self._answering if (task := work.at_work) is not None]
 
     def snapshot(self) -> ReactiveSnapshot:
         """What the connection is doing."""
@@ -414,7 +419,7 @@ class ReactiveSocketConnection:
 
     def _arm(self) -> None:
         """Sets the timer for what is due next."""
-        if self.core.idle and not self._face.unsent and self._transport_free():
+        if self._transport is None or self._transport.free:
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = self._loop.time()
@@ -432,9 +437,6 @@ class ReactiveSocketConnection:
             self._timer = timer = None
         if due is not None and timer is None:
             self._timer = self._loop.call_at(due, self._timed)
-
-    def _transport_free(self) -> bool:
-        return self._transport is None or self._transport.free
 
     def _timed(self) -> None:
         self._timer = None
@@ -515,7 +517,7 @@ class ReactiveSocketConnection:
 
     def _refused(self, kind: str, data: bytes) -> None:
         """The peer ends the connection, or has not taken the SETUP."""
-        _, text = reasons.decode_reason(data)
+        _, text = reasons.decode_reason(data[:ERROR_MOST])
         if kind == events.REJECTED:
             said = f"{self.peer} rejects the SETUP: {text}"
             self._over(ConnectFailed(said, reason=text, remote=True))
@@ -538,6 +540,10 @@ class ReactiveSocketConnection:
             stream in self._doomed or stream not in self.core.responding
         ):
             self.core.release(cost)  # it was cancelled meanwhile; its id may be in use again
+            return
+        most = self.config.reactivesocket.streams
+        if kind == frames.REQUEST_FNF and len(self._answering) >= most:
+            self.core.release(cost)  # nobody would hear of a refusal
             return
         request = ReactiveRequest(self._face, self, stream, kind, data, cost)
         if kind != frames.REQUEST_FNF:
@@ -621,6 +627,9 @@ class ReactiveSocketConnection:
         face.requested.clear()
         for request in requests:
             request.end()
+        current = asyncio.current_task(self._loop)
+        for work in self._answering:
+            work.connection_ended(current)
         for awaited in awaited_ones:
             awaited.end(error)
         self._early = {}
@@ -660,6 +669,17 @@ class _Answering:
     @task.setter
     def task(self, task: asyncio.Task[None]) -> None:
         self._request.task = task
+
+    @property
+    def at_work(self) -> asyncio.Task[None] | None:
+        """The task; None: it has answered."""
+        return self._request.task
+
+    def connection_ended(self, current: asyncio.Task[Any] | None) -> None:
+        """What has no stream is cancelled here, unless it ends the connection itself."""
+        task = self._request.task
+        if self._request.kind == "fire" and task is not None and task is not current:
+            task.cancel()
 
     def ended(self) -> None:
         """See Work."""

@@ -102,11 +102,12 @@ class ReactiveFace:
         """As ``advance_soon``, from any thread, and after the end."""
         if self.error is not None:
             self.count_over()
-        elif threading.get_ident() == self._thread:
-            self.advance_soon()
-        elif not self._late:
-            self._late = True
-            with suppress(RuntimeError):  # of a loop that has ended
+            return
+        with suppress(RuntimeError):  # of a loop that has ended
+            if threading.get_ident() == self._thread:
+                self.advance_soon()
+            elif not self._late:
+                self._late = True
                 self._loop.call_soon_threadsafe(self._advance)
 
     def stop(self) -> None:

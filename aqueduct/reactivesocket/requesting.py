@@ -20,10 +20,18 @@ from aqueduct.protocol.reactivesocket.outbox import Buffer
 from aqueduct.protocol.reactivesocket.reasons import decode_reason
 from aqueduct.reactivesocket.face import ReactiveFace
 
-__all__ = ["AwaitedItems", "Data", "ReactiveItem", "ReactiveStream", "ask", "error_of"]
+__all__ = [
+    "ERROR_MOST",
+    "AwaitedItems",
+    "Data",
+    "ReactiveItem",
+    "ReactiveStream",
+    "ask",
+    "error_of",
+]
 
 Data = Buffer | Iterable[Buffer]
-_ERROR_MOST: Final = 64 << 10
+ERROR_MOST: Final = 64 << 10
 """Bytes of an ERROR that are kept: it is a text for people."""
 _KINDS: Final = {frames.REQUEST_STREAM: "stream", frames.REQUEST_SUB: "subscription"}
 
@@ -67,7 +75,7 @@ class ReactiveItem:
 
 def error_of(data: bytes, peer: str) -> ReactiveError:
     """What an ERROR of the peer is raised as."""
-    data = data[:_ERROR_MOST]
+    data = data[:ERROR_MOST]
     word, text = decode_reason(data)
     return ReactiveError(
         f"{peer} answers with an error: {word + ': ' if word else ''}{text or '(without a text)'}",
@@ -128,6 +136,7 @@ class AwaitedItems:
         while self.came:
             self.face.core.release(self.came.popleft()[1])
         self.held = 0
+        self._wake()
 
     async def wait(self) -> None:
         """Returns once there is an item, or it is over."""
@@ -292,7 +301,8 @@ class ReactiveStream:
             if not face.free:
                 async with face.deadline(None):
                     await face.wait_room()
-            self._begin()
+            if self._data is not None:  # still: another task may have begun it, or cancelled it
+                self._begin(self._data)
         if awaited.came:
             await face.give_way()
         elif not awaited.over:
@@ -309,15 +319,14 @@ class ReactiveStream:
             raise raised(awaited.error)
         return None
 
-    def _begin(self) -> None:
-        """Sends the request."""
-        face, data = self._face, self._data
-        assert data is not None
-        self._data = None
+    def _begin(self, data: Data) -> None:
+        """Sends the request. If that fails, the next call tries again."""
+        face = self._face
         if face.closing:
             raise ConnectionLost("this side closes the connection", code=0)
         # How large items are is not known yet: the first one tells.
         stream = self._awaited.stream = face.core.request(self._kind, data, n=1)
+        self._data = None
         self._asked = 1
         face.requested[stream] = self._awaited
         face.advance_soon()

@@ -176,4 +176,5 @@ class ReactiveRequest:
 
 
 Responder: TypeAlias = Callable[[ReactiveRequest], Awaitable[None] | None]
-"""Called in the event loop for each request of the peer, in order. A coroutine runs in a task."""
+"""Called in the event loop for each request of the peer, in order. A coroutine runs in a task,
+which is cancelled if the peer cancels, or the connection ends."""

@@ -24,6 +24,7 @@ from aqueduct.errors import ConfigError, ConnectionLost
 from aqueduct.escaping import logger_of
 from aqueduct.forks import own, own_loop
 from aqueduct.protocol.reactivesocket.connection import ReactiveConnection
+from aqueduct.protocol.reactivesocket.state import ReactiveState
 from aqueduct.reactivesocket.connection import ReactiveSocketConnection
 from aqueduct.reactivesocket.dialing import ALPN, TLS, parse
 from aqueduct.reactivesocket.responding import Responder
@@ -96,12 +97,14 @@ class ReactiveSocketServer(AsyncClosing):
             await self.accepting.close()
 
     async def close(self) -> None:
-        """Accepts no more, closes every connection, and waits for the end of ``on_connection``.
+        """Accepts no more, closes every connection, and waits for the end of its tasks.
 
-        A task that does not end within Timing.close_linger after it was cancelled is named in the
-        log.
+        These are ``on_connection`` and what answers requests. A task that does not end within
+        Timing.close_linger after it was cancelled is named in the log.
         """
         await self.stop()
+        connections = (*self.connections, *self.ending)
+        answering = {task for connection in connections for task in connection.answering()}
         closing = [connection.close() for connection in tuple(self.connections)]
         try:
             for found in await asyncio.gather(*closing, return_exceptions=True):
@@ -114,7 +117,8 @@ class ReactiveSocketServer(AsyncClosing):
             for connection in tuple(self.ending):
                 connection.abandon("the server closes")
             await asyncio.sleep(0)  # asyncio lets go of sockets a step later
-        if tasks:
+        # What answers was cancelled with its connection: a second time would disturb its end.
+        if tasks := (tasks | answering) - {asyncio.current_task()}:
             _, left = await asyncio.wait(tasks, timeout=self.config.timing.close_linger)
             for task in left:
                 log.warning("a task goes on after its server was closed: %r", task)
@@ -225,7 +229,10 @@ class _Arrival(Arriving):
     def give_up(self) -> None:
         """It took too long, or others need its place."""
         self.settle()
-        self._connection.abandon("no SETUP came in time")
+        why = "no SETUP came in time"
+        if self._connection.core.state is not ReactiveState.NEW:
+            why = "authorize_setup has not said in time whether its SETUP is taken"
+        self._connection.abandon(why)
 
     # ReactiveOwner
 

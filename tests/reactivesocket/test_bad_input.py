@@ -325,6 +325,32 @@ async def test_a_peer_that_takes_nothing_is_given_up() -> None:
         peer.close()
 
 
+async def test_a_peer_that_reads_all_the_time_is_kept(tmp_path: Path) -> None:
+    """Though something always waits to leave, as plain functions add to it at once."""
+
+    def responder(request: ReactiveRequest) -> None:
+        def refill() -> None:
+            while request.writable:
+                request.send_nowait(bytes(400))
+
+        request.on_change = refill
+        refill()
+
+    # So little at once that the kernel takes it all.
+    flow = Flow(channel_high_water=1 << 13, connection_high_water=1 << 14)
+    config = brisk(flow=flow, timing={"progress_deadline": 0.3})
+    async with joined("unix", tmp_path, config, responder=responder) as pair:
+        streams = [pair.client.stream(n=100_000) for _ in range(8)]
+        others = [asyncio.ensure_future(each.receive()) for each in streams[1:]]
+        async with asyncio.timeout(30):
+            until = asyncio.get_running_loop().time() + 1.0
+            async for _ in streams[0]:
+                if asyncio.get_running_loop().time() > until:
+                    break
+        assert not pair.server.closed
+        await within(asyncio.gather(*others))
+
+
 async def test_requests_that_are_never_done_with_hold_up_the_peer_and_then_are_refused() -> None:
     """Above ReactiveSocket.receive_bytes nothing is read; after a while new requests are refused,
     so that what the peer says of its older requests is heard."""
@@ -438,6 +464,52 @@ async def test_an_error_of_many_bytes_is_kept_in_part() -> None:
             await within(client.request(b"x"))
         assert found.value.word == "INVALID"
         assert len(found.value.data) == 64 << 10
+
+
+async def test_an_end_of_many_bytes_is_told_in_part() -> None:
+    async def play(peer: Peer) -> None:
+        await peer.read()
+        peer.say(frame(frames.ERROR, 0, b"INVALID: " + b"x" * (1 << 20)))
+
+    async with scripted(play) as where, await connect(where) as client:
+        await within(client.wait_closed())
+        assert "xxx" in str(client.error)
+        assert len(str(client.error)) < 70_000
+
+
+async def test_a_setup_that_is_looked_at_for_too_long() -> None:
+    seen: list[ReactiveSocketConnection] = []
+
+    async def authorize(connection: ReactiveSocketConnection) -> None:
+        seen.append(connection)
+        await asyncio.sleep(30)
+
+    config = brisk(timing={"connect_timeout": 0.2})
+    async with serving(config=config, authorize_setup=authorize) as server:
+        peer = await Peer.connect(server, SETUP)
+        await peer.end()
+        assert "authorize_setup has not said in time" in str(seen[0].error)
+
+
+async def test_requests_without_an_answer_are_bounded() -> None:
+    begun: list[int] = []
+    before = process().receiving.used
+
+    async def responder(request: ReactiveRequest) -> None:
+        if request.kind == "request":
+            await request.send(b"all before this has been looked at")
+        else:
+            begun.append(request.stream)
+            await asyncio.sleep(30)
+
+    async with serving(config=brisk(streams=8), responder=responder) as server:
+        peer = await Peer.connect(server, SETUP + frame(frames.REQUEST_FNF, 1) * 100)
+        peer.say(frame(frames.REQUEST_RESPONSE, 3))
+        assert (await peer.read())[3].startswith(b"all before")
+        assert len(begun) == 8
+        assert process().receiving.used - before == 8 * (256 + 1024)
+        peer.close()
+        await eventually(lambda: process().receiving.used == before)
 
 
 async def test_clients_without_a_setup_where_they_may() -> None:

@@ -13,6 +13,7 @@ import pytest
 from aqueduct.address import Address
 from aqueduct.carriers.certificates import ClientTls
 from aqueduct.carriers.stream.binding import bind
+from aqueduct.config import Flow
 from aqueduct.endpoint.accounts import process
 from aqueduct.errors import (
     ConfigError,
@@ -22,6 +23,7 @@ from aqueduct.errors import (
     LocalProtocolError,
     ReactiveError,
 )
+from aqueduct.protocol.reactivesocket.connection import ReactiveConnection
 from aqueduct.reactivesocket import (
     ReactiveItem,
     ReactiveRequest,
@@ -29,6 +31,7 @@ from aqueduct.reactivesocket import (
     connect,
     serve,
 )
+from aqueduct.reactivesocket.face import ReactiveFace
 from tests.carriers.certificates import Authority
 from tests.reactivesocket.pairs import (
     BRISK,
@@ -305,6 +308,109 @@ async def test_a_second_reader_is_refused() -> None:
         with pytest.raises(LocalProtocolError, match="read by another task already"):
             await stream.receive()
         first.cancel()
+
+
+async def test_who_reads_a_stream_hears_of_its_cancel() -> None:
+    async with joined() as pair:
+        stream = pair.client.stream(b"wait")
+        reading = asyncio.ensure_future(stream.receive())
+        await eventually(lambda: pair.server.snapshot().responding)
+        stream.cancel()
+        assert await within(reading) is None
+
+
+async def test_a_stream_that_could_not_begin_says_so_each_time() -> None:
+    async with joined(config=brisk(streams=1)) as pair:
+        large = pair.client.stream(bytes(17 << 20))
+        for _ in range(2):
+            with pytest.raises(LocalProtocolError, match=r"ReactiveSocket\.frame_bytes"):
+                await within(large.receive())
+        async with pair.client.stream(b"wait") as first:
+            reading = asyncio.ensure_future(first.receive())
+            await eventually(lambda: pair.client.snapshot().requested)
+            second = pair.client.stream(b"count 1")
+            with pytest.raises(LocalProtocolError, match=r"ReactiveSocket\.streams"):
+                await second.receive()
+        assert await within(reading) is None
+        item = await within(second.receive())  # there is room now
+        assert item is not None
+        assert item.data == b"0"
+
+
+async def test_a_stream_that_waits_for_room_to_begin() -> None:
+    flow = Flow(channel_high_water=1 << 16, connection_high_water=1 << 16)
+    async with joined(config=brisk(flow=flow)) as pair:
+        await pair.client.fire(bytes(10 << 20))
+        cancelled, shared = pair.client.stream(b"wait"), pair.client.stream(b"count 1")
+        reading = [asyncio.ensure_future(each.receive()) for each in (cancelled, shared, shared)]
+        await asyncio.sleep(0)
+        assert not pair.client.snapshot().requested
+        cancelled.cancel()
+        assert await within(reading[0]) is None
+        item = await within(reading[1])
+        assert item is not None
+        assert item.data == b"0"
+        with pytest.raises(LocalProtocolError, match="read by another task already"):
+            await within(reading[2])
+
+
+async def test_what_answers_no_one_ends_with_the_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    begun: list[bytes] = []
+    ended: list[bytes] = []
+    done = asyncio.Event()
+
+    async def responder(request: ReactiveRequest) -> None:
+        begun.append(bytes(request.data))
+        try:
+            await asyncio.sleep(30)
+        finally:
+            if bytes(request.data) == b"stubborn":
+                await done.wait()
+            ended.append(bytes(request.data))
+
+    before = process().receiving.used
+    config = brisk(timing={"close_linger": 0.2})
+    async with serving(responder=responder, config=config) as server:
+        async with await connect(server.address) as client:
+            await client.fire(b"one")
+            await client.fire(b"two")
+            await eventually(lambda: len(begun) == 2)
+            assert process().receiving.used - before > 2 * 1024
+        await eventually(lambda: sorted(ended) == [b"one", b"two"])
+        await eventually(lambda: process().receiving.used == before)
+        async with await connect(server.address) as client:
+            await client.fire(b"stubborn")
+            await eventually(lambda: len(begun) == 3)
+            await within(server.close())
+    assert "a task goes on after its server was closed" in caplog.text
+    assert len(ended) == 2
+    done.set()
+    await eventually(lambda: len(ended) == 3)
+
+
+async def test_who_answers_may_close_the_connection() -> None:
+    closed = asyncio.Event()
+
+    async def responder(request: ReactiveRequest) -> None:
+        await request.connection.close()
+        closed.set()
+
+    async with joined(responder=responder) as pair:
+        await pair.client.fire(b"bye")
+        await within(closed.wait())
+
+
+def test_what_is_released_after_its_loop_does_no_harm() -> None:
+    async def made() -> ReactiveFace:
+        return ReactiveFace(ReactiveConnection(client=True), BRISK, lambda: None)
+
+    loop = asyncio.new_event_loop()
+    face = loop.run_until_complete(made())
+    loop.close()
+    face.give_back_request(0)
+    assert face.unsettled
 
 
 async def test_a_setup_is_looked_at() -> None:

@@ -11,7 +11,7 @@ from aqueduct._speedups.reactivesocket import reactive_frames as frames
 from aqueduct.config import ReactiveSocket as Settings
 from aqueduct.errors import LocalProtocolError, RemoteProtocolError, SequenceError
 from aqueduct.protocol.reactivesocket import events, reasons
-from aqueduct.protocol.reactivesocket.cost import FRAME_COST, size_of
+from aqueduct.protocol.reactivesocket.cost import FRAME_COST, STREAM_COST, size_of
 from aqueduct.protocol.reactivesocket.demand import Demand, check_initial, check_more
 from aqueduct.protocol.reactivesocket.outbox import FrameQueue, ReactiveOutbox
 from aqueduct.protocol.reactivesocket.state import RESPONDER, ResponderInput, ResponderState
@@ -88,6 +88,8 @@ class ReactiveResponder:
                 self.unasked_streams += 1
                 self._unasked[stream] = now + self._settings.first_demand
         cost = size_of(data) + FRAME_COST
+        if kind == frames.REQUEST_FNF:
+            cost += STREAM_COST  # it is at work until it is released, as a stream is until its end
         self._events.append((events.REQUEST, stream, kind, items, data, cost))
         return cost
 

@@ -116,7 +116,7 @@ def test_fire_and_forget_has_no_stream() -> None:
     stream = pair.client.core.request(FIRE, b"x")
     assert not pair.client.core.requested
     pair.move()
-    assert pair.server.heard == [(events.REQUEST, stream, FIRE, 0, b"x", 257)]
+    assert pair.server.heard == [(events.REQUEST, stream, FIRE, 0, b"x", 1281)]
     assert not pair.server.core.responding
     assert not pair.server.core.fail_stream(stream, "no")
     assert pair.server.core.idle
