@@ -422,9 +422,13 @@ class ReactiveCall(ServerCall):
         call, where = self.call, f"handler {handler.name!r}"
         names: dict[str, Any] = {"peer": call.peer, "handler": handler.name}
         if call.schema is not None:
-            values = self.config.reactivesocket.json_values
+            config = self.config
             self.input.decoder = JsonDecoder(
-                call.schema, values=values, where=f"the input of {where}", **names
+                call.schema,
+                values=config.reactivesocket.json_values,
+                batch_limit=config.calls.batch_limit,
+                where=f"the input of {where}",
+                **names,
             )
         if call.output_schema is not None:
             self.output.encoder = JsonEncoder(
