@@ -458,6 +458,9 @@ class ReactiveCall(ServerCall):
             )
         else:
             held, self.answers.held = self.answers.held, None
+            prefix = self.answers.prefix
+            if held is None and prefix and request.kind == STREAM and request.writable:
+                held = [prefix]  # without a batch a reader still gets the schema
             if held is not None or self._caller.ends(request):
                 request.complete(held)
 
