@@ -481,7 +481,8 @@ class ReactiveSocket:
     does not read."""
     json_values: Count = 1_000_000
     """Values, names and brackets of a request in JSON, about as many objects of Python. They are
-    counted before any is made; a request with more is refused."""
+    counted before any is made; a request with more is refused. So is one whose columns have more
+    values: what a row lacks is one there, and a null list of fixed size has many."""
     first_demand: Seconds = 30.0
     """A request for 0 items ends with an ERROR when no REQUEST_N came for so long (RS-R6)."""
     idle_demand: Seconds = 300.0

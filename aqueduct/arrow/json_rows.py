@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -41,17 +42,26 @@ import pyarrow.compute as pc
 
 from aqueduct.arrow.ipc import by_identity, first_line
 from aqueduct.arrow.json_texts import inside_of, text_of, texts_of, writer_of
-from aqueduct.arrow.json_values import array_of, shown_value, unknown_name
+from aqueduct.arrow.json_values import (
+    MINUS_ZERO,
+    Allowance,
+    TooMuch,
+    array_of,
+    shown_value,
+    unknown_name,
+)
 from aqueduct.config import DEFAULT
 from aqueduct.errors import BadCall, BatchTooLarge, LocalProtocolError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["decode_rows", "encode_rows", "fits_json"]
+__all__ = ["decode_rows", "encode_rows", "fits_json", "most_values"]
 
 _SPACE: Final = re.compile(r"[ \t\n\r]*").match
 _ROW_ENDS: Final = re.compile(r"[ \t\n\r]*([,\]]?)[ \t\n\r]*").match
+_DIGITS: Final = 512
+"""Characters of a whole number: the largest float has 309 of them."""
 _ROWS: Final = 4096
 """Rows that are made into columns at a time: as objects of Python they take much more memory."""
 
@@ -94,6 +104,7 @@ def decode_rows(
     schema: pa.Schema,
     *,
     values: int = DEFAULT.reactivesocket.json_values,
+    batch_limit: int = DEFAULT.calls.batch_limit,
     where: str = "the rows",
     peer: str = "",
     handler: str = "",
@@ -101,13 +112,19 @@ def decode_rows(
     """The batch of a JSON array of objects, or of one object a line.
 
     ``values``: how many values, names and brackets are read; commas and colons are counted before
-    anything is. Raises BadCall that names row and column for what does not fit ``schema``, and
-    BatchTooLarge above the limit.
+    anything is. The columns have no more values either: what a row lacks is one there, and a list
+    of fixed size many. ``batch_limit``: bytes of the batch. Raises BadCall that names row and
+    column for what does not fit ``schema``, and BatchTooLarge above a limit.
     """
 
     def bad(text: str) -> BadCall:
         return BadCall(f"{where}: {text}", peer=peer, handler=handler)
 
+    def large(text: str) -> BatchTooLarge:
+        text = f"{where}: {text}; send fewer rows at a time"
+        return BatchTooLarge(text, peer=peer, handler=handler)
+
+    most = f"above the limit of {values} (ReactiveSocket.json_values)"
     try:
         fits_json(schema)
     except BadCall as error:
@@ -118,12 +135,8 @@ def decode_rows(
         raise bad(f"not UTF-8: {error}") from None
     found = sum(map(text.count, ",:[{"))
     if found > values:
-        raise BatchTooLarge(
-            f"{where}: about {found} values of JSON came, above the limit of {values} "
-            "(ReactiveSocket.json_values); send fewer rows at a time",
-            peer=peer,
-            handler=handler,
-        )
+        raise large(f"about {found} values of JSON came, {most}")
+    allowance = Allowance(values, batch_limit)
     batches: list[pa.RecordBatch] = []
     rows: list[Any] = []
     count = 0
@@ -131,10 +144,12 @@ def decode_rows(
         for row in _rows(text):
             rows.append(row)
             if len(rows) == _ROWS:
-                batches.append(_batch(rows, schema, count))
+                batches.append(_batch(rows, schema, count, allowance))
                 count += len(rows)
                 rows.clear()
-        batches.append(_batch(rows, schema, count))
+        batches.append(_batch(rows, schema, count, allowance))
+    except TooMuch as error:
+        raise large(f"{error}, in rows {count} to {count + len(rows) - 1}") from None
     except _Unfit as error:
         column = "" if error.column is None else f", column {error.column!r}"
         raise bad(f"row {error.row}{column}: {error.text}") from None
@@ -143,6 +158,36 @@ def decode_rows(
     if len(batches) == 1:
         return batches[0]
     return pa.Table.from_batches(batches, schema).combine_chunks().to_batches()[0]
+
+
+def most_values(data: ReadableBuffer, schema: pa.Schema) -> int:
+    """An upper bound of the values that the columns of these rows have, without reading them."""
+    text = bytes(data)
+    row, inner = _widths(schema)
+    found = sum(map(text.count, (b",", b":", b"[", b"{")))
+    return text.count(b"{") * row + found * inner
+
+
+@by_identity
+def _widths(schema: pa.Schema) -> tuple[int, int]:
+    """The most values that a row makes without any value in it, and that a value within makes."""
+    least: list[int] = [1]
+    return sum(_width(field.type, least) for field in schema), max(least)
+
+
+def _width(kind: pa.DataType, within: list[int]) -> int:
+    """Values that a null makes. To ``within`` come those of what arrays have any number of."""
+    kind = inside_of(kind)
+    inner = [kind.field(place) for place in range(kind.num_fields)]
+    widths = [_width(field.type, within) for field in inner]
+    if pa.types.is_fixed_size_list(kind):
+        return 1 + int(kind.list_size) * widths[0]
+    if pa.types.is_struct(kind) or pa.types.is_union(kind):
+        if pa.types.is_union(kind):
+            within += widths
+        return 1 + sum(widths)
+    within += widths
+    return 1
 
 
 @by_identity
@@ -218,7 +263,25 @@ def _constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON; write it as a text")
 
 
-_READER: Final = json.JSONDecoder(parse_constant=_constant)
+def _whole(text: str) -> int:
+    """A whole number: Python needs the square of its length in time for one."""
+    if len(text) > _DIGITS:
+        raise ValueError(f"a number has {len(text)} characters, and at most {_DIGITS} are read")
+    return MINUS_ZERO if text == "-0" else int(text)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        twice = counts.most_common(1)[0][0]
+        raise ValueError(f"an object has the name {twice!r:.80} twice")
+    return found
+
+
+_READER: Final = json.JSONDecoder(
+    parse_constant=_constant, parse_int=_whole, object_pairs_hook=_object
+)
 
 
 def _rows(text: str) -> Any:
@@ -261,8 +324,8 @@ def _end_of(text: str, at: int) -> int:
     return space.end()
 
 
-def _batch(rows: list[Any], schema: pa.Schema, first: int) -> pa.RecordBatch:
-    """Raises _Unfit; ``first``: the number of the first row."""
+def _batch(rows: list[Any], schema: pa.Schema, first: int, allowance: Allowance) -> pa.RecordBatch:
+    """Raises _Unfit and TooMuch; ``first``: the number of the first row."""
     names = schema.names
     known = frozenset(names)
     for place, row in enumerate(rows):
@@ -273,9 +336,10 @@ def _batch(rows: list[Any], schema: pa.Schema, first: int) -> pa.RecordBatch:
     columns = []
     for field in schema:
         values = [row.get(field.name) for row in rows]
-        made = _attempt(partial(_part_of_field, values, field), len(values))
+        made = _attempt(partial(_part_of_field, values, field, allowance), len(values))
         if isinstance(made, _Unfit):
             raise _Unfit(made.text, first + made.row, field.name)
+        allowance.keep(made.get_total_buffer_size())
         columns.append(made)
     if not columns:  # which says nothing of how many rows there are
         array = pa.array([{}] * len(rows), pa.struct([]))
@@ -283,5 +347,9 @@ def _batch(rows: list[Any], schema: pa.Schema, first: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _part_of_field(values: list[Any], field: pa.Field, start: int, size: int) -> pa.Array:
-    return array_of(values[start : start + size] if size < len(values) else values, field)
+def _part_of_field(
+    values: list[Any], field: pa.Field, allowance: Allowance, start: int, size: int
+) -> pa.Array:
+    allowance.rewind()
+    part = values[start : start + size] if size < len(values) else values
+    return array_of(part, field, allowance)

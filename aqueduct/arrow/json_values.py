@@ -10,31 +10,99 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from itertools import accumulate
+from math import inf
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from aqueduct.arrow.ipc import first_line
-from aqueduct.arrow.json_texts import DAY, DIGITS, MONTHS, UNITS, inside_of
+from aqueduct.arrow.json_texts import DAY, DIGITS, FIRST, LAST, MONTHS, UNITS, inside_of
 from aqueduct.escaping import near_miss
 
-__all__ = ["array_of", "shown_value", "unknown_name"]
+__all__ = ["MINUS_ZERO", "Allowance", "TooMuch", "array_of", "shown_value", "unknown_name"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}\Z").match
 _MOMENT: Final = re.compile(
-    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d)?)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?)?\Z"
+    r"(\d{4}-\d\d-\d\d)"
+    r"(?:[T ]((?:[01]\d|2[0-3]):\d\d)(?:(:\d\d)(?:[.,](\d{1,9}))?)?(Z|[+-]\d\d:?\d\d)?)?\Z",
+    re.ASCII,
 ).match
-_CLOCK: Final = re.compile(r"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?\Z").match
-_SECONDS: Final = re.compile(r"(-?)PT(\d{1,19})(?:\.(\d{1,9}))?S\Z").match
-_WHOLE: Final = re.compile(r"-?\d{1,20}\Z").match
-_NUMBER: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?\Z").match
+_CLOCK: Final = re.compile(r"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?\Z", re.ASCII).match
+_SECONDS: Final = re.compile(r"(-?)PT(\d{1,19})(?:\.(\d{1,9}))?S\Z", re.ASCII).match
+_WHOLE: Final = re.compile(r"-?\d{1,20}\Z", re.ASCII).match
+_NUMBER: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?\Z", re.ASCII).match
 _NUMBER_MOST: Final = 200
+_WHOLE_MOST: Final = 10**_NUMBER_MOST
+_NOTHING: Final = Decimal(0)
 _INFINITE: Final = {
     "Infinity": float("inf"),
     "-Infinity": float("-inf"),
     "NaN": float("nan"),
 }
+
+
+class _MinusZero(int):
+    """The number ``-0`` of JSON: 0 as a whole number, and -0.0 as a float."""
+
+    def __repr__(self) -> str:
+        return "-0"
+
+
+MINUS_ZERO: Final = _MinusZero()
+
+
+class TooMuch(Exception):
+    """The rows make more values or bytes than are allowed."""
+
+
+class Allowance:
+    """How many values and bytes the columns of one request may still take.
+
+    A row without fields has no values in JSON, and one or many in the columns.
+    """
+
+    __slots__ = ("_bytes", "_kept", "_limits", "_values")
+
+    def __init__(self, values: int, size: int) -> None:
+        self._values = values
+        self._bytes = size
+        self._kept = values, size
+        self._limits = values, size
+
+    def spend(self, values: int, size: int = 0) -> None:
+        """Takes some of it, before they are made. Raises TooMuch."""
+        self._values -= values
+        self._bytes -= size
+        self.check()
+
+    def keep(self, size: int) -> None:
+        """The values that were taken stay so, and were made of ``size`` bytes. Raises TooMuch."""
+        self._bytes = self._kept[1] - size
+        self._kept = self._values, self._bytes
+        self.check()
+
+    def rewind(self) -> None:
+        """Gives back what was taken since ``keep``."""
+        self._values, self._bytes = self._kept
+
+    def check(self, values: int = 0) -> None:
+        """Raises TooMuch unless so many values more may be taken."""
+        if self._values < values:
+            raise TooMuch(
+                "with what the rows lack, the columns have more values than the limit of "
+                f"{self._limits[0]} (ReactiveSocket.json_values)"
+            )
+        if self._bytes < 0:
+            raise TooMuch(
+                "the columns have more bytes than the limit of "
+                f"{self._limits[1]} (Calls.batch_limit)"
+            )
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int or value is MINUS_ZERO
 
 
 def unknown_name(row: dict[str, Any], names: Sequence[str]) -> str:
@@ -51,38 +119,43 @@ def shown_value(value: Any) -> str:
     return {"dict": "an object", "list": "an array"}.get(text, text[:80])
 
 
-def array_of(values: list[Any], field: pa.Field) -> pa.Array:
-    """Raises what ``_attempt`` catches."""
+def array_of(values: list[Any], field: pa.Field, allowance: Allowance) -> pa.Array:
+    """Raises what ``_attempt`` catches, and TooMuch."""
     kind = field.type
+    allowance.spend(len(values))
     if not field.nullable and None in values:
         if pa.types.is_floating(inside_of(kind)):
             values = [float("nan") if value is None else value for value in values]
         elif not _only_null(kind):
             name = f" {field.name!r}" if field.name else ""
             raise ValueError(f"the field{name} is null or missing, and is declared not null")
-    return _of_type(values, kind)
+    return _of_type(values, kind, allowance)
 
 
 def _only_null(kind: pa.DataType) -> bool:
     return bool(pa.types.is_null(inside_of(kind)))
 
 
-def _of_type(values: list[Any], kind: pa.DataType) -> pa.Array:
+def _of_type(values: list[Any], kind: pa.DataType, allowance: Allowance) -> pa.Array:
     if isinstance(kind, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(kind, _of_type(values, kind.storage_type))
+        storage = _of_type(values, kind.storage_type, allowance)
+        return pa.ExtensionArray.from_storage(kind, storage)
     if pa.types.is_dictionary(kind):
-        return _dictionary(values, kind)
+        return _dictionary(values, kind, allowance)
     if pa.types.is_run_end_encoded(kind):
         ends = pa.array(range(1, len(values) + 1), kind.run_end_type)
-        return pa.RunEndEncodedArray.from_arrays(ends, _of_type(values, kind.value_type), kind)
+        runs = _of_type(values, kind.value_type, allowance)
+        return pa.RunEndEncodedArray.from_arrays(ends, runs, kind)
     if pa.types.is_struct(kind):
-        return _struct(values, kind)
+        return _struct(values, kind, allowance)
     if pa.types.is_union(kind):
-        return _union(values, kind)
+        return _union(values, kind, allowance)
     if pa.types.is_map(kind):
-        return _map(values, kind)
+        return _map(values, kind, allowance)
     if pa.types.is_nested(kind):
-        return _list(values, kind)
+        return _list(values, kind, allowance)
+    if pa.types.is_fixed_size_binary(kind):
+        allowance.spend(0, len(values) * kind.byte_width)  # a null has as many as a value
     for fits, read in _READERS:
         if fits(kind):
             return read(values, kind)
@@ -116,7 +189,7 @@ def _booleans(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _integers(values: list[Any], kind: pa.DataType) -> pa.Array:
-    _checked(values, (int,), "a whole number")
+    _checked(values, (int, _MinusZero), "a whole number")
     return _numbers(values, kind)
 
 
@@ -130,8 +203,8 @@ def _numbers(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 def _wide_integers(values: list[Any], kind: pa.DataType) -> pa.Array:
     def read(value: Any) -> int:
-        if type(value) is int:
-            return value
+        if _is_whole(value):
+            return int(value)
         if type(value) is not str or not _WHOLE(value):
             raise _wanted(value, 'a whole number, as text such as "12",')
         return int(value)
@@ -142,9 +215,11 @@ def _wide_integers(values: list[Any], kind: pa.DataType) -> pa.Array:
 def _floats(values: list[Any], kind: pa.DataType) -> pa.Array:
     def read(value: Any) -> float:
         if type(value) is float:
+            if value in (inf, -inf):  # which JSON has as a text alone
+                raise ValueError(f"a number is out of the range of {kind}")
             return value
-        if type(value) is int:
-            return float(value)
+        if _is_whole(value):
+            return -0.0 if value is MINUS_ZERO else float(value)
         if type(value) is str and value in _INFINITE:
             return _INFINITE[value]
         raise _wanted(value, "a number")
@@ -187,11 +262,24 @@ def _binaries(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 def _decimals(values: list[Any], kind: pa.DataType) -> pa.Array:
     def read(value: Any) -> Decimal:
-        if type(value) is int:
-            return Decimal(value)
-        if type(value) is not str or len(value) > _NUMBER_MOST or not _NUMBER(value):
+        if _is_whole(value):
+            if abs(value) >= _WHOLE_MOST:
+                raise ValueError(f"it does not fit {kind}: it has more than {_NUMBER_MOST} digits")
+        elif type(value) is not str or len(value) > _NUMBER_MOST or not _NUMBER(value):
             raise _wanted(value, 'a decimal, as text such as "12.50",')
-        return Decimal(value)
+        number = Decimal(value)
+        if not number:
+            return _NOTHING
+        # Arrow makes 0 of what has many digits behind the point, so they end here.
+        if number.adjusted() + kind.scale >= kind.precision:
+            raise ValueError(f"it does not fit {kind}: it has too many digits before the point")
+        sign, figures, exponent = number.as_tuple()
+        lost = -kind.scale - int(exponent)
+        if lost <= 0:
+            return number
+        if any(figures[-lost:]):
+            raise ValueError(f"it does not fit {kind}: it has more digits behind the point")
+        return Decimal((sign, figures[:-lost], -kind.scale))
 
     try:
         return pa.array(_each(values, read), kind)
@@ -201,7 +289,7 @@ def _decimals(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 def _dates(values: list[Any], kind: pa.DataType) -> pa.Array:
     def read(value: Any) -> date:
-        if type(value) is not str or len(value) != 10:
+        if type(value) is not str or not _DATE(value):
             raise _wanted(value, 'a date, as text such as "2026-01-31",')
         return date.fromisoformat(value)
 
@@ -216,10 +304,13 @@ def _moments(values: list[Any], kind: pa.DataType) -> pa.Array:
         found = _MOMENT(value) if type(value) is str else None
         if found is None:
             raise _wanted(value, 'a time, as text such as "2026-01-31T23:59:59Z",')
-        day, clock, fraction, zone = found.groups()
-        text = f"{day}T{clock or '00:00'}{zone or 'Z'}"
+        day, clock, second, fraction, zone = found.groups()
+        text = f"{day}T{clock or '00:00'}{second or ''}{zone or 'Z'}"
         moment = datetime.fromisoformat(text) - _EPOCH
-        return (moment.days * DAY + moment.seconds) * units + _fraction(fraction, digits, unit)
+        seconds = moment.days * DAY + moment.seconds
+        if not FIRST <= seconds < LAST:
+            raise ValueError(f"{shown_value(value)} is not in the years 1 to 9999 of UTC")
+        return seconds * units + _fraction(fraction, digits, unit)
 
     return _spans(_each(values, read), kind)
 
@@ -279,7 +370,7 @@ def _intervals(values: list[Any], kind: pa.DataType) -> pa.Array:
         if type(parts[2]) is str and _WHOLE(parts[2]):
             parts[2] = int(parts[2])
         for part in parts:
-            if type(part) is not int:
+            if not _is_whole(part):
                 raise _wanted(part, "a whole number")
         return pa.MonthDayNano(parts)
 
@@ -349,7 +440,7 @@ def _example_of(field: pa.Field) -> Any:
     return None if has_null else _example(field.type)
 
 
-def _dictionary(values: list[Any], kind: pa.DictionaryType) -> pa.Array:
+def _dictionary(values: list[Any], kind: pa.DictionaryType, allowance: Allowance) -> pa.Array:
     places: dict[Any, int] = {}
     distinct: list[Any] = []
     indices: list[int | None] = []
@@ -357,7 +448,8 @@ def _dictionary(values: list[Any], kind: pa.DictionaryType) -> pa.Array:
         if value is None:
             indices.append(None)
             continue
-        key = json.dumps(value) if isinstance(value, (dict, list)) else (type(value), value)
+        # By their texts 0.0 and -0.0 differ, and 1 and true.
+        key = value if type(value) is str else (repr(value),)
         place = places.get(key)
         if place is None:
             place = places[key] = len(distinct)
@@ -365,32 +457,30 @@ def _dictionary(values: list[Any], kind: pa.DictionaryType) -> pa.Array:
         indices.append(place)
     return pa.DictionaryArray.from_arrays(
         _numbers(indices, kind.index_type),
-        _of_type(distinct, kind.value_type),
+        _of_type(distinct, kind.value_type, allowance),
         ordered=kind.ordered,
     )
 
 
-def _struct(values: list[Any], kind: pa.StructType) -> pa.Array:
+def _struct(values: list[Any], kind: pa.StructType, allowance: Allowance) -> pa.Array:
     _checked(values, (dict,), "an object")
     names = [field.name for field in kind]
     known = frozenset(names)
-    filler: Any = None
     for value in values:
-        if value is not None:
-            if not value.keys() <= known:
-                raise ValueError(unknown_name(value, names))
-            filler = value if filler is None else filler
+        if value is not None and not value.keys() <= known:
+            raise ValueError(unknown_name(value, names))
     if not names:
         return pa.array(values, kind)
-    if filler is None:
-        filler = _example(kind)
+    filler: Any = _example(kind) if None in values else None
     mask = pa.array([value is None for value in values], pa.bool_())
     shown = [filler if value is None else value for value in values]
-    children = [array_of([value.get(field.name) for value in shown], field) for field in kind]
+    children = [
+        array_of([value.get(field.name) for value in shown], field, allowance) for field in kind
+    ]
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
 
 
-def _list(values: list[Any], kind: pa.DataType) -> pa.Array:
+def _list(values: list[Any], kind: pa.DataType, allowance: Allowance) -> pa.Array:
     _checked(values, (list,), "an array")
     inner = kind.field(0)
     mask = pa.array([value is None for value in values], pa.bool_())
@@ -399,12 +489,12 @@ def _list(values: list[Any], kind: pa.DataType) -> pa.Array:
         for value in values:
             if value is not None and len(value) != size:
                 raise ValueError(f"{size} values are wanted, and {len(value)} came")
-        filler = next((value for value in values if value is not None), None)
-        if filler is None:
-            filler = _example(kind)
+        allowance.check(len(values) * size)
+        filler: Any = _example(kind) if None in values else None
         flat = [each for value in values for each in (filler if value is None else value)]
-        return pa.FixedSizeListArray.from_arrays(array_of(flat, inner), type=kind, mask=mask)
-    child = array_of([each for value in values for each in value or ()], inner)
+        child = array_of(flat, inner, allowance)
+        return pa.FixedSizeListArray.from_arrays(child, type=kind, mask=mask)
+    child = array_of([each for value in values for each in value or ()], inner, allowance)
     lengths = [len(value or ()) for value in values]
     offsets = [0, *accumulate(lengths)]
     large = pa.types.is_large_list(kind) or pa.types.is_large_list_view(kind)
@@ -418,14 +508,14 @@ def _list(values: list[Any], kind: pa.DataType) -> pa.Array:
     )
 
 
-def _map(values: list[Any], kind: pa.MapType) -> pa.Array:
+def _map(values: list[Any], kind: pa.MapType, allowance: Allowance) -> pa.Array:
     _checked(values, (list,), "an array of pairs")
     flat = [pair for value in values for pair in value or ()]
     for pair in flat:
         if type(pair) is not list or len(pair) != 2:
             raise _wanted(pair, "a pair, [key, value],")
-    keys = array_of([pair[0] for pair in flat], kind.key_field)
-    items = array_of([pair[1] for pair in flat], kind.item_field)
+    keys = array_of([pair[0] for pair in flat], kind.key_field, allowance)
+    items = array_of([pair[1] for pair in flat], kind.item_field, allowance)
     ends = list(accumulate(len(value or ()) for value in values))
     starts = [0, *ends[:-1]]
     # An offset that is null makes the map null.
@@ -436,7 +526,7 @@ def _map(values: list[Any], kind: pa.MapType) -> pa.Array:
     return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, items, type=kind)
 
 
-def _union(values: list[Any], kind: pa.UnionType) -> pa.Array:
+def _union(values: list[Any], kind: pa.UnionType, allowance: Allowance) -> pa.Array:
     fields = [kind.field(place) for place in range(kind.num_fields)]
     places = {field.name: place for place, field in enumerate(fields)}
     names = list(places)
@@ -458,26 +548,27 @@ def _union(values: list[Any], kind: pa.UnionType) -> pa.Array:
         inner[place].append(found)
     codes = pa.array([kind.type_codes[place] for place in which], pa.int8())
     if kind.mode == "dense":
-        children = [array_of(found, field) for found, field in zip(inner, fields, strict=True)]
+        children = [
+            array_of(found, field, allowance) for found, field in zip(inner, fields, strict=True)
+        ]
         starts = pa.array(offsets, pa.int32())
         made = pa.UnionArray.from_dense(codes, starts, children, names, kind.type_codes)
     else:
-        children = [_spread(place, field, which, values) for place, field in enumerate(fields)]
+        children = [
+            array_of(_spread(place, field, which, values), field, allowance)
+            for place, field in enumerate(fields)
+        ]
         made = pa.UnionArray.from_sparse(codes, children, names, kind.type_codes)
     return _declared(made, kind)
 
 
-def _spread(place: int, field: pa.Field, which: list[int], values: list[Any]) -> pa.Array:
+def _spread(place: int, field: pa.Field, which: list[int], values: list[Any]) -> list[Any]:
     """The values of one field at the rows of a sparse union; in others there may be anything."""
-    if place in which:
-        filler = values[which.index(place)][field.name]
-    else:
-        filler = _example_of(field)
-    found = [
+    filler = _example_of(field)
+    return [
         value[field.name] if of == place else filler
         for of, value in zip(which, values, strict=True)
     ]
-    return array_of(found, field)
 
 
 def _declared(array: pa.Array, kind: pa.DataType) -> pa.Array:

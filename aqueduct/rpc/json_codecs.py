@@ -7,14 +7,17 @@ from typing import Any, Final
 import pyarrow as pa
 
 from aqueduct.arrow.encode import Encoded
-from aqueduct.arrow.json_rows import decode_rows, encode_rows
+from aqueduct.arrow.json_rows import decode_rows, encode_rows, most_values
 from aqueduct.arrow.schema import check, equal_schemas
+from aqueduct.config import DEFAULT
 from aqueduct.errors import LocalProtocolError
 
 __all__ = ["JsonDecoder", "JsonEncoder"]
 
 _LONG: Final = 32 << 10
 """Bytes that take about a millisecond."""
+_MANY: Final = 1024
+"""Values that do."""
 
 
 class JsonEncoder:
@@ -51,19 +54,33 @@ class JsonDecoder:
     unpacks = False
     reader = None
 
-    def __init__(self, schema: pa.Schema, *, values: int, where: str, **names: str) -> None:
-        """``values``: see ``decode_rows``."""
+    def __init__(
+        self,
+        schema: pa.Schema,
+        *,
+        values: int,
+        where: str,
+        batch_limit: int = DEFAULT.calls.batch_limit,
+        **names: str,
+    ) -> None:
+        """``values`` and ``batch_limit``: see ``decode_rows``."""
         self.schema = schema
         self._values = values
+        self._batch_limit = batch_limit
         self._where = where
         self._names = names
 
     def slow(self, payload: Any) -> bool:
         """Whether ``decode`` belongs in a thread."""
-        return len(payload) >= _LONG
+        return len(payload) >= _LONG or most_values(payload, self.schema) >= _MANY
 
     def decode(self, payload: Any, *, number: int | None = None) -> pa.RecordBatch:
         """The batch. Raises BadCall and BatchTooLarge."""
         return decode_rows(
-            payload, self.schema, values=self._values, where=self._where, **self._names
+            payload,
+            self.schema,
+            values=self._values,
+            batch_limit=self._batch_limit,
+            where=self._where,
+            **self._names,
         )

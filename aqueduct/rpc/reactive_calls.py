@@ -17,7 +17,8 @@ Other keys are left alone. The data of a SETUP are such pairs too, or nothing: `
 ``token`` there hold for all requests of the connection that have none.
 
 The body of ``arrow`` is an Arrow IPC stream of one batch, with its end marker or without. All items
-of an answer together are an Arrow IPC stream without its end marker. The body of ``json`` is an
+of an answer together are an Arrow IPC stream without its end marker. The item of an answer without
+batches is the schema alone, if an item was asked for. The body of ``json`` is an
 array of objects or an object a line, as ``aqueduct.arrow.json_rows`` has them; an item is an array.
 A body of no bytes is no batch: that asks a source.
 
@@ -363,7 +364,10 @@ class ReactiveItems:
         self._count = 0
 
     def read(self, item: ReadableBuffer) -> pa.RecordBatch:
-        """The batch of the next item, which points into it. Raises BadCall and BatchTooLarge."""
+        """The batch of the next item, which points into it. Raises BadCall and BatchTooLarge.
+
+        An answer without batches may be an item that is the schema alone: a batch without rows.
+        """
         view = memoryview(item).cast("B")
         if self._decoder is None:
             try:
@@ -374,7 +378,10 @@ class ReactiveItems:
             self._decoder = Decoder(
                 self.schema, dictionary_limit=self._limit, where=self._where, **self._names
             )
-            view = view[len(message) :]
+            view = one_batch(view[len(message) :])
+            if not len(view):
+                empty = [pa.nulls(0, field.type) for field in self.schema]
+                return pa.RecordBatch.from_arrays(empty, schema=self.schema)
         number, self._count = self._count, self._count + 1
         return self._decoder.decode(one_batch(view), number=number)
 

@@ -467,9 +467,13 @@ class ReactiveCall(ServerCall):
         call, where = self.call, f"handler {handler.name!r}"
         names: dict[str, Any] = {"peer": call.peer, "handler": handler.name}
         if call.schema is not None:
-            values = self.config.reactivesocket.json_values
+            config = self.config
             self.input.decoder = JsonDecoder(
-                call.schema, values=values, where=f"the input of {where}", **names
+                call.schema,
+                values=config.reactivesocket.json_values,
+                batch_limit=config.calls.batch_limit,
+                where=f"the input of {where}",
+                **names,
             )
         if call.output_schema is not None:
             self.output.encoder = JsonEncoder(
@@ -498,7 +502,9 @@ class ReactiveCall(ServerCall):
                 "a subscription (RS-17); REQUEST_STREAM tells the end without one"
             )
         else:
-            held = self.answers.held
+            held, prefix = self.answers.held, self.answers.prefix
+            if held is None and prefix and request.kind == STREAM and request.writable:
+                held = [prefix]  # without a batch a reader still gets the schema
             if held is not None or self._caller.ends(request):
                 request.complete(held)
             self.answers.let_go()

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import assume, given
 
-from aqueduct.arrow.json_rows import decode_rows, encode_rows, fits_json
+from aqueduct.arrow.json_rows import decode_rows, encode_rows, fits_json, most_values
 from aqueduct.errors import BadCall, BatchTooLarge, LocalProtocolError
 from tests.arrow.strategies import streams
 
@@ -161,6 +161,7 @@ def test_no_rows_are_a_batch_without_rows(text):
         ("[" * 100_000, "recursion"),
         ("[1]", "row 0: an object is wanted, and 1 came"),
         ('[{},[]]', "row 1: an object is wanted, and an array came"),
+        ('[{"a":1,"a":1}]', "an object has the name 'a' twice"),
         ('[{"A":1}]', "row 0: 'A' is none of the names; did you mean 'a'?"),
     ],
 )  # fmt: skip
@@ -188,6 +189,21 @@ UNFIT = [
     (pa.float32(), "1e300", "1e+300 is out of the range of float"),
     (pa.float16(), "1e300", "too large"),
     (pa.float64(), "1" + "0" * 400, "too large"),
+    (pa.float64(), "1e400", "a number is out of the range of double"),
+    (pa.float32(), "-1e400", "a number is out of the range of float"),
+    (pa.float16(), "1e400", "a number is out of the range of halffloat"),
+    (pa.int64(), '"\u0661\u0662"', "a whole number, as text"),
+    (pa.decimal128(38, 0), '"1e-9999"', "it does not fit decimal128(38, 0)"),
+    (pa.decimal128(38, 0), '"1e9999"', "it does not fit decimal128(38, 0)"),
+    (pa.decimal128(38, 0), '"1.' + "0" * 150 + '1"', "it does not fit decimal128(38, 0)"),
+    (pa.decimal128(5, 2), '"\u0661"', "a decimal, as text"),
+    (pa.date32(), '"2026-W01-1"', "a date, as text"),
+    (pa.timestamp("ms"), '"2026-01-01T12:00.5Z"', "a time, as text"),
+    (pa.timestamp("s"), '"2026-01-01T24:00:00Z"', "a time, as text"),
+    (pa.timestamp("s"), '"0001-01-01T00:00:00+23:59"', "not in the years 1 to 9999"),
+    (pa.timestamp("s"), '"9999-12-31T23:59:59-00:01"', "not in the years 1 to 9999"),
+    (pa.time32("s"), '"0\u0661:00:00"', "a time of a day, as text"),
+    (pa.duration("s"), '"PT\u0661S"', "a duration, as text"),
     (pa.decimal128(5, 2), "1.5", "a decimal, as text"),
     (pa.decimal128(5, 2), '"NaN"', "a decimal, as text"),
     (pa.decimal128(5, 2), '"1.555"', "it does not fit decimal128(5, 2)"),
@@ -303,6 +319,99 @@ def test_a_value_without_a_form_is_named_by_row_and_column():
         encode_rows(broken)
 
 
+def test_what_rows_lack_counts_before_it_is_made():
+    wide = pa.schema({"a": pa.list_(pa.float32(), 768)})
+    text = b"[" + b"{}," * 19 + b"{}]"
+    assert decode_rows(text, wide, values=20 * 769).num_rows == 20
+    with pytest.raises(
+        BatchTooLarge, match=r"columns have more values than the limit of 15379 .*json_values"
+    ):
+        decode_rows(text, wide, values=20 * 769 - 1)
+    many = pa.schema([(f"c{place}", pa.int8()) for place in range(100)])
+    assert decode_rows(text, many, values=2000).num_rows == 20
+    with pytest.raises(BatchTooLarge, match=r"limit of 1999 .*json_values.*, in rows 0 to 19"):
+        decode_rows(text, many, values=1999)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (pa.list_(pa.struct([(f"x{place}", pa.int8()) for place in range(100)])), "[{},{},{}]"),
+        (pa.list_(pa.list_(pa.int8(), 100)), "[null,null,null]"),
+        (pa.map_(pa.int8(), pa.list_(pa.int8(), 100)), "[[1,null],[2,null],[3,null]]"),
+        (
+            pa.sparse_union([pa.field("i", pa.int8()), pa.field("x", pa.list_(pa.int8(), 300))]),
+            '{"i":1}',
+        ),
+    ],
+    ids=["structs", "lists", "maps", "union"],
+)
+def test_what_values_lack_counts_at_any_depth(kind, text):
+    assert len(read(kind, f'[{{"a":{text}}}]')) == 1
+    with pytest.raises(BatchTooLarge, match="columns have more values than the limit of 299 "):
+        decode_rows(f'[{{"a":{text}}}]'.encode(), pa.schema({"a": kind}), values=299)
+
+
+def test_nulls_are_not_filled_with_the_longest_value():
+    long = "x" * 10_000
+    text = f'[{{"a":{{"s":"{long}"}}}}' + ',{"a":null}' * 100 + "]"
+    kind = pa.struct([pa.field("s", pa.string(), nullable=False)])
+    assert read(kind, text).get_total_buffer_size() < 20_000
+
+
+def test_the_bytes_of_columns_have_a_limit():
+    schema = pa.schema({"a": pa.binary(1000)})
+    text = b"[" + b"{}," * 9 + b"{}]"
+    assert decode_rows(text, schema, batch_limit=20_000).num_rows == 10
+    with pytest.raises(BatchTooLarge, match=r"more bytes than the limit of 9999 \(Calls.batch_"):
+        decode_rows(text, schema, batch_limit=9999)
+    text = b'[{"a":"' + b"x" * 1000 + b'"}]'
+    with pytest.raises(BatchTooLarge, match=r"more bytes than the limit of 999 \(Calls.batch_"):
+        decode_rows(text, pa.schema({"a": pa.string()}), batch_limit=999)
+
+
+def test_a_failed_column_does_not_use_up_what_is_allowed():
+    text = b"[" + b'{"a":1},' * 99 + b'{"a":300}]'
+    with pytest.raises(BadCall, match="row 99, column 'a': 300 is out of the range"):
+        decode_rows(text, pa.schema({"a": pa.int8()}), values=300)
+
+
+@given(streams())
+def test_the_bound_of_values_holds(batches):
+    for batch in batches:
+        try:
+            fits_json(batch.schema)
+        except BadCall:
+            assume(False)
+        text = encode_rows(batch)
+        decode_rows(text, batch.schema, values=max(most_values(text, batch.schema), 1000))
+
+
+def test_long_numbers_are_refused_before_they_are_read():
+    kind = pa.decimal256(76, 0)
+    assert read(kind, f'[{{"a":{"9" * 76}}}]')[0].as_py() == Decimal("9" * 76)
+    with pytest.raises(BadCall, match="a number has 513 characters, and at most 512 are read"):
+        read(kind, f'[{{"a":{"9" * 513}}}]')
+    with pytest.raises(BadCall, match=r"row 0, column 'a': .* more than 200 digits"):
+        read(kind, f'[{{"a":{"9" * 201}}}]')
+    assert read(pa.string(), f'[{{"a":"{"9" * 600}"}}]')[0].as_py() == "9" * 600
+
+
+def test_zero_keeps_its_sign_as_a_float():
+    floats = pa.float64()
+    assert str(read(floats, '[{"a":-0},{"a":-0.0},{"a":0}]').to_pylist()) == "[-0.0, -0.0, 0.0]"
+    assert read(pa.int8(), '[{"a":-0}]').to_pylist() == [0]
+    assert read(pa.int64(), '[{"a":-0}]').to_pylist() == [0]
+    assert read(pa.decimal128(5, 2), '[{"a":-0}]').to_pylist() == [0]
+    text = '[{"a":0.0},{"a":-0.0},{"a":0.0}]'
+    found = read(pa.dictionary(pa.int8(), floats), text)
+    assert str(found.to_pylist()) == "[0.0, -0.0, 0.0]"
+    assert len(found.dictionary) == 2
+    inside = pa.dictionary(pa.int8(), pa.struct({"x": floats}))
+    text = '[{"a":{"x":0}},{"a":{"x":-0}}]'
+    assert str(read(inside, text).to_pylist()) == "[{'x': 0.0}, {'x': -0.0}]"
+
+
 GARBAGE = pa.array([2**62, 0], pa.int64()).view(pa.timestamp("s"))
 SHOWN = "1970-01-01T00:00:00Z"
 BROKEN = pa.array([b"\xff", b"ok"], pa.binary()).view(pa.string())
@@ -373,3 +482,9 @@ HIDDEN = {
 def test_what_no_row_shows_may_be_anything(array, rows):
     batch = pa.RecordBatch.from_arrays([array], names=["a"])
     assert [row["a"] for row in json.loads(encode_rows(batch))] == rows
+
+
+@pytest.mark.parametrize("digits", [0, 150])
+def test_zeros_behind_the_point_are_nothing(digits):
+    text = f'[{{"a":"1.5{"0" * digits}"}},{{"a":"0e-9999"}},{{"a":"1e2"}}]'
+    assert read(pa.decimal128(5, 2), text).to_pylist() == [Decimal("1.50"), 0, 100]

@@ -230,6 +230,13 @@ def test_items_that_cannot_be_read_say_whose_they_are():
         items.read(b"x" * 16)
 
 
+@pytest.mark.parametrize("end", [b"", END])
+def test_an_item_may_be_the_schema_alone(end):
+    items = ReactiveItems(handler="h")
+    batch = items.read(schema_prefix(WORDS) + end)
+    assert (batch.num_rows, batch.schema, items.schema) == (0, WORDS, WORDS)
+
+
 def test_a_batch_above_the_frame_names_the_limit():
     payload = Encoder(WORDS).encode(BATCH)
     head = CallHead("h", "exchange", schema=WORDS)

@@ -345,3 +345,17 @@ async def test_an_answer_whose_client_has_gone_counts_no_more():
             await until(lambda: running.memory()["sending_bytes"] > 30 << 20)
         await until(lambda: not running.calls)
         await until(lambda: running.memory()["sending_bytes"] == 0)
+
+
+@pytest.mark.parametrize("form", ["async", "thread"])
+async def test_an_answer_without_a_batch_is_the_schema_where_an_item_was_asked_for(form):
+    service, _ = counting(form, end=0)
+    async with asking(service) as (_, client):
+        async with client.stream(asked("count"), n=2) as stream:
+            found = [bytes(item.data) async for item in stream]
+        assert len(found) == 1
+        with pa.ipc.open_stream(found[0]) as reader:
+            assert reader.schema == WORDS
+            assert list(reader) == []
+        async with client.stream(asked("count", format="json"), n=2) as stream:
+            assert [item async for item in stream] == []
