@@ -182,8 +182,8 @@ class ReactiveSender:
 
     @property
     def writable(self) -> bool:
-        """Whether there is a credit, and room on the connection."""
-        return self.request.writable
+        """Whether there is a credit, and room on the connection. One answer may always be held."""
+        return self.request.writable or (self.single and self.held is None)
 
     @property
     def queued(self) -> int:
@@ -521,11 +521,11 @@ class _Asked:
     async def __call__(self, running: ServerCall) -> Mapping[str, int] | None:
         assert isinstance(running, ReactiveCall)
         answers, output = running.answers, running.output
-        if (output.credit is not None or output.expected) and not answers.writable:
+        if (output.credit is not None or output.expected) and not answers.request.writable:
             await running.wait_writable()
         if output.expected and running.handler.shape is HandlerShape.COROUTINE:
             await output.wait_room(running.input.tell)  # the other runners wait themselves
         counters = await self._run(running)
-        if answers.held is not None and not answers.writable:
+        if answers.held is not None and not answers.request.writable:
             await running.wait_writable()
         return counters

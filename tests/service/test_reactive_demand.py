@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pyarrow as pa
 import pytest
@@ -323,16 +324,29 @@ async def test_answers_that_are_not_read_count_and_keep_handlers_from_making_mor
         await until(lambda: running.memory()["sending_bytes"] == 0)
 
 
-async def test_an_answer_whose_client_has_gone_counts_no_more():
+@pytest.mark.parametrize("form", ["coroutine", "function"])
+async def test_an_answer_whose_client_has_gone_counts_no_more(form):
     flow = {"process_send_budget": 8 << 20, "connection_high_water": 2 << 20}
     service = aqueduct.Service("large", config=config(flow=flow))
 
-    free = asyncio.Event()
+    free = threading.Event() if form == "function" else asyncio.Event()
 
-    @service.handler("large", input=WORDS, output=BYTES)
-    async def large(batch):
-        await free.wait()  # how large answers are is not known before the first
+    def answer():
         return pa.record_batch({"data": [bytes(1 << 20)]}, schema=BYTES)
+
+    # How large answers are is not known before the first.
+    if form == "coroutine":
+
+        @service.handler("large", input=WORDS, output=BYTES)
+        async def large(batch):
+            await free.wait()
+            return answer()
+    else:
+
+        @service.handler("large", input=WORDS, output=BYTES)
+        def large(batch):
+            free.wait(20)
+            return answer()
 
     async with service.serving(TCP, drain=0) as running:
         async with by_hand(running) as peer:
