@@ -328,8 +328,7 @@ async def test_answers_that_are_not_read_count_and_keep_handlers_from_making_mor
 async def test_an_answer_whose_client_has_gone_counts_no_more(form):
     flow = {"process_send_budget": 8 << 20, "connection_high_water": 2 << 20}
     service = aqueduct.Service("large", config=config(flow=flow))
-
-    free = threading.Event() if form == "function" else asyncio.Event()
+    free, free_at_loop = threading.Event(), asyncio.Event()
 
     def answer():
         return pa.record_batch({"data": [bytes(1 << 20)]}, schema=BYTES)
@@ -339,7 +338,7 @@ async def test_an_answer_whose_client_has_gone_counts_no_more(form):
 
         @service.handler("large", input=WORDS, output=BYTES)
         async def large(batch):
-            await free.wait()
+            await free_at_loop.wait()
             return answer()
     else:
 
@@ -356,6 +355,7 @@ async def test_an_answer_whose_client_has_gone_counts_no_more(form):
                 peer.say(frame(frames.REQUEST_RESPONSE, stream, request))
             await until(lambda: len(running.calls) == 40)
             free.set()
+            free_at_loop.set()
             await until(lambda: running.memory()["sending_bytes"] > 30 << 20)
         await until(lambda: not running.calls)
         await until(lambda: running.memory()["sending_bytes"] == 0)
