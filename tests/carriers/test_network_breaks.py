@@ -96,8 +96,8 @@ def cases(*rows: str) -> pytest.MarkDecorator:
     )
 
 
-def check(cell: str, error: ConnectionLost | None, took: float) -> None:
-    """That a call ended as a cell says, after so many seconds."""
+def check(cell: str, error: ConnectionLost | None, took: float, since: float) -> None:
+    """That a call ended as a cell says: ``took`` seconds, and so many ``since`` the cause."""
     if cell == "go on":
         assert error is None
         return
@@ -108,7 +108,8 @@ def check(cell: str, error: ConnectionLost | None, took: float) -> None:
         "fail after `Timing.idle_timeout`": (IDLE / 2, IDLE + SLACK),
     }
     least, most = bounds[cell]
-    assert least <= took < most, error
+    assert least <= since, error
+    assert took < most, error
 
 
 @dataclass
@@ -126,8 +127,8 @@ class Talk:
         self.given.put_nowait(sent)
         assert await anext(self.answers) == sent
 
-    async def broken(self, cell: str) -> None:
-        """Something has just happened: the next turns end as the cell says."""
+    async def broken(self, cell: str, since: float | None = None) -> None:
+        """Something has just happened, or at ``since``: the next turns end as the cell says."""
         begun = time.monotonic()
         error = None
         try:
@@ -136,7 +137,8 @@ class Talk:
                     await self.turn()
         except ConnectionLost as lost:
             error = lost
-        check(cell, error, time.monotonic() - begun)
+        ended = time.monotonic()
+        check(cell, error, ended - begun, ended - (begun if since is None else since))
         if error is None:
             self.given.put_nowait(None)
             assert [each async for each in self.answers] == []
@@ -386,9 +388,10 @@ async def test_a_service_is_killed_and_restarted(
             running.process.send_signal(signal.SIGSTOP)
             os.kill(worker, signal.SIGKILL)
             running.process.kill()
+            died = time.monotonic()
             await gone({worker})
             with crew(tmp_path, *place.options, workers=1):
-                await talking.broken(cell)
+                await talking.broken(cell, died)
                 if way.endswith("resume"):
                     assert told_of(talking) == "the service restarted"
                 async with await aqueduct.Client.connect(address, config=CONFIG) as client:
