@@ -159,11 +159,13 @@ def test_a_service_that_is_lost_is_asked_again_only_if_it_says_so(peer):
 
     def lose():
         until(lambda: service.at_work > 1)
-        asyncio.run_coroutine_threadsafe(server.close(), server.loop)
+        asyncio.run_coroutine_threadsafe(server.close(), server.loop).result()
 
-    threading.Thread(target=lose).start()
+    losing = threading.Thread(target=lose)
+    losing.start()
     with pytest.raises(ConnectionLost, match="'square' is not declared idempotent"):
         list(found)
+    losing.join()
     with pytest.raises(ConnectFailed):
         list(answers(calling(str(server.address)), map(batch, range(2))))
 
