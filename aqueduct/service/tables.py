@@ -173,7 +173,7 @@ class Table:
             return ScanPlan(schema=schema, streams=self.streams)
         if ask == "plan":
             if self.applied:
-                taken = yield _Long(_told, question.filters, whole)
+                taken = yield functools.partial(_told, question.filters, whole)
             else:
                 taken = []
                 for each in question.filters:
@@ -381,10 +381,6 @@ def make_table(
     return table, (plan, read, rows)
 
 
-class _Long(functools.partial[Any]):
-    """A step that is the library's own, and long: it is no coroutine function, nor for a loop."""
-
-
 def _told(filters: Sequence[Filter], schema: pa.Schema) -> list[Taken]:
     """Of each filter, whether Arrow can tell it."""
     taken: list[Taken] = []
@@ -402,26 +398,40 @@ def _told(filters: Sequence[Filter], schema: pa.Schema) -> list[Taken]:
 
 
 def _plan(table: Table, batch: pa.RecordBatch, call: Call) -> pa.RecordBatch:
-    steps, found = table.steps(ScanRequest.decode(batch, table.limits), call), None
-    while True:
-        try:
-            step = steps.send(found)
-        except StopIteration as end:
-            answer: ScanPlan = end.value
-            return answer.encode(table.limits)
-        found = step()
+    question = ScanRequest.decode(batch, table.limits)
+    return _planned(table.steps(question, call)).encode(table.limits)
 
 
 async def _plan_on_loop(table: Table, batch: pa.RecordBatch, call: Call) -> pa.RecordBatch:
     question = await apart(ScanRequest.decode, batch, table.limits)
-    steps, found = table.steps(question, call), None
+    plan = await _planned_on_loop(table.steps(question, call))
+    return await apart(plan.encode, table.limits)
+
+
+def _planned(steps: _Steps) -> ScanPlan:
+    """The plan that the steps lead to."""
+    found = None
     while True:
         try:
             step = steps.send(found)
         except StopIteration as end:
-            answer: ScanPlan = end.value
-            return await apart(answer.encode, table.limits)
-        found = await (apart(step) if isinstance(step, _Long) else step())
+            plan: ScanPlan = end.value
+            return plan
+        found = step()
+
+
+async def _planned_on_loop(steps: _Steps) -> ScanPlan:
+    """The same on the event loop. Plain methods of the table run in threads: they may block."""
+    found = None
+    while True:
+        try:
+            step = steps.send(found)
+        except StopIteration as end:
+            plan: ScanPlan = end.value
+            return plan
+        found = await apart(step)
+        if inspect.isawaitable(found):
+            found = await found
 
 
 def _read(table: Table, call: Call) -> Iterator[pa.RecordBatch]:
@@ -468,14 +478,7 @@ def _leaving(
 
 
 def _rows(table: Table, call: Call) -> Iterator[pa.RecordBatch]:
-    steps, found = table.steps(ScanRequest("plan"), call), None
-    while True:
-        try:
-            step = steps.send(found)
-        except StopIteration as end:
-            plan: ScanPlan = end.value
-            break
-        found = step()
+    plan = _planned(table.steps(ScanRequest("plan"), call))
     request, leaving = table.whole(call)
     for split in plan.splits:
         for batch in table.methods["read"](split, request):
@@ -483,16 +486,7 @@ def _rows(table: Table, call: Call) -> Iterator[pa.RecordBatch]:
 
 
 async def _rows_on_loop(table: Table, call: Call) -> AsyncIterator[pa.RecordBatch]:
-    steps, found = table.steps(ScanRequest("plan"), call), None
-    while True:
-        try:
-            step = steps.send(found)
-        except StopIteration as end:
-            plan: ScanPlan = end.value
-            break
-        found = step()
-        if inspect.isawaitable(found):
-            found = await found
+    plan = await _planned_on_loop(table.steps(ScanRequest("plan"), call))
     request, leaving = table.whole(call)
     for split in plan.splits:
         batches = table.methods["read"](split, request)
