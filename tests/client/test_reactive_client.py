@@ -202,7 +202,6 @@ def test_where_nobody_listens(peer):
         ReactiveTaskClient("reactivesocket+tcp://")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
 def test_a_forked_child_is_told_that_the_client_is_its_parents(client):
     task = Task(client)
     task.accepted()

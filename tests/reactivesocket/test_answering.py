@@ -1,4 +1,4 @@
-"""Answers at once need no task of their own; late ones have the deadline of their request."""
+"""Answers that are there at once need no task of their own."""
 
 from __future__ import annotations
 
@@ -6,18 +6,7 @@ import asyncio
 from typing import Any
 
 from aqueduct.reactivesocket import ReactiveRequest, connect
-from tests.reactivesocket.pairs import brisk, serving, within
-
-
-async def test_a_longer_timeout_counts_instead_of_it() -> None:
-    async def late(request: ReactiveRequest) -> None:
-        await asyncio.sleep(0.4)
-        request.complete(b"late")
-
-    config = brisk(timing={"progress_deadline": 0.2})
-    async with serving(responder=late) as server:
-        async with await connect(server.address, config=config) as client:
-            assert (await within(client.request(b"x", timeout=5.0))).data == b"late"
+from tests.reactivesocket.pairs import serving, within
 
 
 async def test_answers_at_once_share_a_task() -> None:

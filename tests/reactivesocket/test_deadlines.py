@@ -77,17 +77,3 @@ async def test_a_longer_timeout_counts_instead_of_it() -> None:
     async with serving(responder=late) as server:
         async with await connect(server.address, config=config) as client:
             assert (await within(client.request(b"x", timeout=5.0))).data == b"late"
-
-
-async def test_answers_at_once_share_a_task() -> None:
-    tasks: set[Any] = set()
-
-    async def at_once(request: ReactiveRequest) -> None:
-        tasks.add(asyncio.current_task())
-        request.complete(request.data)
-
-    async with serving(responder=at_once) as server:
-        async with await connect(server.address) as client:
-            for _ in range(20):
-                await within(client.request(b"x"))
-    assert len(tasks) < 5
