@@ -170,7 +170,8 @@ def _binary_texts(array: pa.Array) -> pa.Array:
 def _decimal_texts(array: pa.Array) -> pa.Array:
     try:
         return _quoted(array.cast(pa.string()))
-    except pa.ArrowNotImplementedError:  # for the narrow ones of older versions
+    except pa.ArrowNotImplementedError:
+        # Older versions of pyarrow cannot cast decimal32 and decimal64 to text.
         values = array.to_pylist()
         return pa.array([None if value is None else f'"{value}"' for value in values], pa.string())
 

@@ -147,7 +147,7 @@ class ReactiveSocketConnection:
         Timing.progress_deadline). A request that is given up is cancelled.
         """
         self._requestable()
-        if timeout is None and self._face.has_room():
+        if timeout is None and self._face.free:
             return await ask(self._face, self.peer, data, timed=True)
         async with self._face.deadline(timeout):
             await self._face.wait_room()

@@ -95,7 +95,11 @@ class WebTransport(ByteTransport):
             kind = "wss" if address.certified else "ws"
             where = host_port((address.host, address.port))
             uri = parse_uri(f"{kind}://{where}{address.path}")
-            self._ws = self._client = ClientProtocol(uri, origin=origin, max_size=most)  # type: ignore[arg-type]
+            self._ws = self._client = ClientProtocol(
+                uri,
+                origin=origin,  # type: ignore[arg-type]
+                max_size=most,
+            )
         else:
             allowed: list[Any] = [None, *origins]
             self._ws = self._server = ServerProtocol(origins=allowed, max_size=most)
