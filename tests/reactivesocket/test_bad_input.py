@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import ssl
 from dataclasses import replace
@@ -76,6 +77,7 @@ async def test_a_violation_is_named_and_ends_the_connection(said: bytes, text: s
 
 async def test_a_setup_of_16_mib_is_not_kept() -> None:
     async with serving() as server:
+        gc.collect()  # what earlier tests left counts until it is collected
         before = process().receiving.used
         peer = await Peer.connect(server)
         peer.say(frame(frames.SETUP, 0, bytes(16 << 20)))
@@ -139,6 +141,7 @@ async def test_a_slow_setup_is_cut_off() -> None:
 async def test_a_hundred_thousand_requests_without_reading() -> None:
     """The server stops: it neither reads on nor keeps answers without bound."""
     sending = process().sending
+    gc.collect()  # what earlier tests left counts until it is collected
     before = sending.used
     flow = Flow(connection_high_water=1 << 20)
     config = brisk(flow=flow, timing={"progress_deadline": 1.0})
@@ -162,6 +165,7 @@ async def test_a_hundred_thousand_requests_without_reading() -> None:
 
 async def test_refusals_that_nobody_reads_do_not_pile_up() -> None:
     sending = process().sending
+    gc.collect()  # what earlier tests left counts until it is collected
     before = sending.used
     flow = Flow(connection_high_water=1 << 20)
     config = brisk(flow=flow, timing={"progress_deadline": 1.0})
@@ -280,6 +284,7 @@ async def test_a_server_that_answers_wrongly_loses_that_stream(
 async def test_a_reader_that_stopped_costs_what_flow_allows() -> None:
     """A demand of 2^63-1, and nothing is read: the source stops, and others are served."""
     sending = process().sending
+    gc.collect()  # what earlier tests left counts until it is collected
     before = sending.used
     flow = Flow(channel_high_water=1 << 20, connection_high_water=4 << 20)
     sent = 0
@@ -493,6 +498,7 @@ async def test_a_setup_that_is_looked_at_for_too_long() -> None:
 
 async def test_requests_without_an_answer_are_bounded() -> None:
     begun: list[int] = []
+    gc.collect()  # what earlier tests left counts until it is collected
     before = process().receiving.used
 
     async def responder(request: ReactiveRequest) -> None:
