@@ -19,6 +19,9 @@ __all__ = ["ByteTransport", "prepare"]
 _WRITE: Final = 256 << 10
 """Bytes that are given to the kernel at once: more would be copied where it does not take them."""
 
+_GATHER: Final = 4 << 10
+"""Bytes of a buffer, in the mean, from which a copy costs more than to give each to the kernel."""
+
 
 def prepare(sock: socket.socket, config: Config, silence: float) -> None:
     """Sets what every connection has. Raises OSError only if it is dead already.
@@ -288,8 +291,33 @@ class ByteTransport(asyncio.BufferedProtocol):
             gathered.append(buffer)
             size += len(buffer)
         self.unsent -= size
+        if size >= _GATHER * len(gathered) and len(gathered) > 1:
+            gathered = self._write_gathered(transport, gathered)
         # Not by writelines, which forgets to say that there is enough in some versions of asyncio.
-        transport.write(gathered[0] if len(gathered) == 1 else b"".join(gathered))
+        if gathered:
+            transport.write(gathered[0] if len(gathered) == 1 else b"".join(gathered))
+
+    def _write_gathered(self, transport: asyncio.Transport, buffers: list[Any]) -> list[Any]:
+        """Writes large buffers without a copy; returns what the kernel does not take.
+
+        Over TLS, or behind bytes that asyncio still has, all is returned.
+        """
+        sock = transport.get_extra_info("socket")
+        if (
+            transport.get_extra_info("ssl_object") is not None
+            or sock is None
+            or transport.get_write_buffer_size()
+        ):
+            return buffers
+        try:
+            sent = os.writev(sock.fileno(), buffers)
+        except OSError:  # there is no room; asyncio tells of all else
+            return buffers
+        for place, buffer in enumerate(buffers):
+            if sent < len(buffer):
+                return [memoryview(buffer)[sent:], *buffers[place + 1 :]]
+            sent -= len(buffer)
+        return []
 
 
 def _name_of(place: Any) -> str:
