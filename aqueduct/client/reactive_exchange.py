@@ -19,6 +19,7 @@ from aqueduct.client.options import CallOptions
 from aqueduct.client.thread_call import NEWS, Failed, News
 from aqueduct.errors import (
     AqueductError,
+    BatchTooLarge,
     Busy,
     CallError,
     ConfigError,
@@ -92,6 +93,8 @@ class ReactiveExchange:
         self.capabilities: frozenset[str] = frozenset()
         """What the handler is, once the exchange is accepted."""
         self.accepted = False
+        self.splits = True
+        """Whether the rows of a batch above the limit of a frame go as several requests."""
         self._thread = thread
         self._connection = connection
         self._config = config = connection.config
@@ -216,11 +219,24 @@ class ReactiveExchange:
         room = most - self._head_size
         if encoded.size <= room:
             return [(self._request(encoded, most), encoded.size)]
+        if not self.splits:
+            raise self._too_large(encoded.size, room)
         found = []
         for part in split_rows(batch, encoded.size, room):
             encoded = self._encode(part)
             found.append((self._request(encoded, most), encoded.size))
         return found
+
+    def _too_large(self, size: int, room: int) -> BatchTooLarge:
+        handler = self.head.handler
+        return BatchTooLarge(
+            f"handler {handler!r} at {self._peer}: a group has {size} bytes, and a request of "
+            f"ReactiveSocket takes {room}; parts of it would be other groups. Raise "
+            "ReactiveSocket.frame_bytes on both sides, or call an aqueduct:// or aqueduct+tls:// "
+            "address of the service, which carries it",
+            peer=self._peer,
+            handler=handler,
+        )
 
     def _encode(self, batch: pa.RecordBatch) -> Encoded:
         encoder = self._encoder

@@ -216,6 +216,8 @@ class Addresses:
                 report_failures=calling.on_error == "report",
                 **head,
             )
+            if isinstance(call.exchange, ReactiveExchange):
+                call.exchange.splits = calling.splits
         except BaseException:
             lease.release()
             raise

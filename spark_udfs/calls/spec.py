@@ -74,6 +74,8 @@ class CallSpec:
     config: Config = DEFAULT
     write_key: str = ""
     """The same for every attempt of the job."""
+    splits: bool = True
+    """Whether rows of one batch may go as several requests of ReactiveSocket."""
 
     @property
     def keeps_order(self) -> bool:

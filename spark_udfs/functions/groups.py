@@ -78,10 +78,18 @@ def exchange_grouped(
       groups that need not fit into memory. ``key_table`` and ``key_batches`` have its key too,
       which then goes with the call as the header ``group-key``: a list in JSON.
 
+    Over ReactiveSocket a group is one request: its ``form`` has a table, and a group above
+    ``ReactiveSocket.frame_bytes`` raises BatchTooLarge.
+
     The columns of the answers must be those of the schema that ``applyInArrow`` is given. What is
     returned has ``summary()`` and ``tally`` too; each group counts as a task.
     """
-    call = replace(exchange(address, handler, **options), exact=True, large=large_types())
+    form = argument("form", form)
+    call = replace(
+        _of_groups(exchange(address, handler, **options)), exact=True, large=large_types()
+    )
+    if call.calling.is_reactive and form in ("batches", "key_batches"):
+        raise call.calling.not_carried(f"form={form!r}, a group of several batches,")
 
     def of_table(table: pa.Table) -> pa.Table:
         return _whole(call, table)
@@ -103,12 +111,17 @@ def exchange_grouped(
         "batches": of_batches,
         "key_batches": of_key_and_batches,
     }
-    function: Any = forms[argument("form", form)]
+    function: Any = forms[form]
     function.__name__ = f"exchange_{handler}"  # Spark shows it in plans
     # Spark looks at the arguments of a function, so it is one, with what an Exchange has beside.
     function.tally, function.summary = call.tally, call.summary
     made: GroupFunction = function
     return made
+
+
+def _of_groups(call: Exchange) -> Exchange:
+    """The exchange, none of whose batches is split: a part of a group would be another group."""
+    return replace(call, calling=replace(call.calling, splits=False))
 
 
 def _keyed(call: Exchange, key: tuple[pa.Scalar, ...]) -> Exchange:
@@ -169,7 +182,8 @@ def exchange_by_key(
     becomes of the group. ``options`` are those of ``exchange``, but for the merging of batches.
 
     - ``keys``: the columns that make a group.
-    - ``group_bytes`` (64m): of the largest group; a larger one raises BatchTooLarge.
+    - ``group_bytes`` (64m): of the largest group; a larger one raises BatchTooLarge. So does one
+      above ``ReactiveSocket.frame_bytes`` at an address of ReactiveSocket.
 
     ``apply`` of what is returned sorts a frame and maps it; as a function for ``mapInArrow`` it
     needs rows whose keys are together: ``frame.repartition(*keys).sortWithinPartitions(*keys)``.
@@ -179,7 +193,7 @@ def exchange_by_key(
         if options.get(name) is not None:
             raise ConfigError(f"{name} has no place here: a batch is one group")
     limit = argument("group_bytes", group_bytes)
-    call = exchange(address, handler, **options)
+    call = _of_groups(exchange(address, handler, **options))
     # A setting of the session that merges batches would put groups together.
     shape = replace(call.shape, merge_rows=None, merge_bytes=None)
     return KeyedExchange(replace(call, shape=shape), tuple(keys), limit)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import threading
 import time
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from aqueduct.config import DEFAULT, ReactiveSocket, Timing
@@ -23,7 +25,7 @@ from aqueduct.errors import (
     DeadlineExceeded,
     SchemaMismatch,
 )
-from spark_udfs import exchange
+from spark_udfs import exchange, exchange_by_key, exchange_files, exchange_grouped, list_files
 from spark_udfs.calls.partition import leased
 from spark_udfs.calls.pool import process_pool
 from spark_udfs.worker.metrics import TaskMetrics
@@ -256,3 +258,83 @@ def test_a_service_without_a_description_needs_a_schema(peer):
     doubled = exchange(str(server.address), "square", schema=NUMBERS, columns=["id"])
     with pytest.raises(ConfigError, match="replace"):
         doubled.output_schema(NUMBERS)
+
+
+def counted(table: pa.Table) -> bytes:
+    """The answer to a group: the square of its key, and how many rows of it came."""
+    assert len(set(table["id"].to_pylist())) == 1
+    return stream_of(pa.table({"id": table["id"][:1], "rows": [table.num_rows]}))
+
+
+def test_a_job_sends_files(spark, peer, tmp_path):
+    service, server = peer
+    for number in range(3):
+        ids = list(range(1000 * number, 1000 * number + 1000))
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.table({"id": ids, "word": ["x"] * 1000}), path, row_group_size=500)
+    files = list_files(spark, str(tmp_path), tasks=2)
+    send = exchange_files(str(server.address), "square", columns=["id"])
+    found = files.mapInArrow(send, send.schema).collect()
+    assert sum(row.rows_out for row in found) == sum(row.rows_in for row in found) == 3000
+    assert len(service.asked) == sum(row.batches_in for row in found) == send.numbers.batches_sent
+    fetch = exchange_files(str(server.address), "square", columns=["id"], returns="answers")
+    answers = pa.Table.from_batches(
+        list(fetch(pa.record_batch({"path": [f"{tmp_path}/{n}.parquet"]}) for n in (2, 0)))
+    )
+    expected = [value**2 for value in (*range(2000, 3000), *range(1000))]
+    assert answers["id"].to_pylist() == expected
+
+
+def test_a_file_whose_batch_fails_has_a_receipt(peer, tmp_path):
+    _, server = peer
+    for name, value in (("bad", -2), ("good", 2)):
+        pq.write_table(pa.table({"id": [value]}), tmp_path / name)
+    send = exchange_files(
+        str(server.address), "square", write=str(tmp_path / "out"), on_failure="report"
+    )
+    paths = pa.record_batch({"path": [f"{tmp_path}/bad", f"{tmp_path}/good"]})
+    bad, good = (row for receipt in send(iter([paths])) for row in receipt.to_pylist())
+    assert "no root of -1 here" in bad["error"] and f"{tmp_path}/bad" in bad["error"]
+    assert bad["output"] is None
+    assert pq.read_table(good["output"])["id"].to_pylist() == [4]
+
+
+def test_a_job_sends_groups(spark, peer):
+    service, server = peer
+    service.answer = counted
+    frame = spark.range(0, 300, 1, 3).selectExpr("id % 7 id")
+    expected = [(key**2, 43 if key < 6 else 42) for key in range(7)]
+    keyed = exchange_grouped(str(server.address), "square", form="key_table")
+    found = frame.groupBy("id").applyInArrow(keyed, "id long, rows long").collect()
+    assert sorted((row.id, row.rows) for row in found) == expected
+    headers = [json.loads(pairs["arguments"]) for pairs in service.asked]
+    assert sorted(json.loads(each["group-key"]) for each in headers) == [[k] for k in range(7)]
+    together = exchange_by_key(str(server.address), "square", ["id"])
+    found = together.apply(frame, "id long, rows long").collect()
+    assert sorted((row.id, row.rows) for row in found) == expected
+    assert len(service.asked) == 14
+
+
+@pytest.mark.parametrize("make", ["grouped", "by key"])
+def test_a_group_above_the_frame_limit_is_not_split(make, peer):
+    """A function of one batch would take each part for a group."""
+    service, server = peer
+    service.answer = counted
+    config = dataclasses.replace(DEFAULT, reactivesocket=ReactiveSocket(frame_bytes=4096))
+    group = batch(3, 2000)
+    if make == "grouped":
+        grouped = exchange_grouped(str(server.address), "square", config=config)
+        call = lambda found: grouped(pa.Table.from_batches([found])).to_batches()  # noqa: E731
+    else:
+        keyed = exchange_by_key(str(server.address), "square", ["id"], config=config)
+        call = lambda found: list(keyed(iter([found])))  # noqa: E731
+    with pytest.raises(BatchTooLarge, match=r"a group has 1\d+ bytes.*frame_bytes.*aqueduct\+tls"):
+        call(group)
+    assert not service.asked
+    assert [each.to_pylist() for each in call(batch(3, 20))] == [[{"id": 9, "rows": 20}]]
+
+
+@pytest.mark.parametrize("form", ["batches", "key_batches"])
+def test_a_group_of_several_batches_is_an_error_that_says_what_can(form):
+    with pytest.raises(ConfigError, match=rf"form='{form}'.* has no place at .*aqueduct\+tls://"):
+        exchange_grouped("reactivesocket+tcp://127.0.0.1:1", "square", form=form)
