@@ -31,6 +31,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from aqueduct.errors import ConfigError, WrongType
 from aqueduct.escaping import shown
+from aqueduct.origins import web_origin
 
 __all__ = [
     "ARGUMENTS",
@@ -288,6 +289,10 @@ def _texts(given: Any) -> tuple[str, ...]:
     return tuple(any_text(each) for each in given)
 
 
+def _origins(given: Any) -> tuple[str, ...]:
+    return tuple(map(web_origin, _texts(given)))
+
+
 def _buffer(given: Any) -> Any:
     memoryview(given).release()
     return given
@@ -426,6 +431,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "share": Kind("above zero: a number", _share),
         "flag": Kind("True or False", _bool),
         "text": Kind("text", any_text),
+        "web origin": Kind("an origin, such as https://example.org", web_origin),
         "words": Kind("a tuple of text, or text with commas", _words_or_none),
         "file": Kind("the path of a PEM file, or PEM text as bytes", _file),
         "function": Kind("a function", _callable),
@@ -489,7 +495,7 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "responder": KINDS["function"],
         "setup": Kind("bytes, or another contiguous buffer", _buffer),
         "origin": Kind("an origin, such as https://example.org", text),
-        "origins": Kind("origins such as https://example.org, as a list", _texts),
+        "origins": Kind("origins such as https://example.org, as a list", _origins),
         "timeout": KINDS["duration or zero"],
         "window": KINDS["size"],
         "payload": Kind("bytes, or another contiguous buffer", _buffer),

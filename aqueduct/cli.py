@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--origin",
         metavar="ORIGIN",
+        type=_reader("web origin"),
         action="append",
         default=[],
         help="of web pages that may connect to reactivesocket+ws:// and +wss://, such as "

@@ -405,6 +405,7 @@ def test_an_address_that_is_taken_is_named(folder: Path):
         ["describe", "aqueduct://127.0.0.1:9", "--key", "a"],
         ["serve", "app:service", "--listen", "aqueduct+unix:///x.sock", "--client-ca", "a"],
         ["serve", "app:service", *LISTEN, "--dev-certificate", "--workers", "0"],
+        ["serve", "app:service", *LISTEN, "--dev-certificate", "--origin", "https://a.example/"],
         [
             "serve",
             "app:service",

@@ -19,7 +19,16 @@ GROUND = "the ground floor"
 FLOORS: tuple[dict[str, str], ...] = (
     {
         f"aqueduct.{name}": GROUND
-        for name in ("errors", "arguments", "config", "address", "closing", "escaping", "forks")
+        for name in (
+            "errors",
+            "arguments",
+            "config",
+            "address",
+            "closing",
+            "escaping",
+            "forks",
+            "origins",
+        )
     },
     {"aqueduct._speedups": "", "aqueduct._speedups.base": ""},
     {"aqueduct._speedups.io": ""},

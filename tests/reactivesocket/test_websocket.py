@@ -91,8 +91,9 @@ async def test_our_client_asks_a_server_of_another_library() -> None:
                 await client.request(b"y")
 
 
-async def test_web_pages_connect_where_their_origin_is_known() -> None:
-    async with serving("ws", origins=[PAGE]) as server:
+@pytest.mark.parametrize("given", [PAGE, PAGE.upper(), f"{PAGE}:443"])
+async def test_web_pages_connect_where_their_origin_is_known(given: str) -> None:
+    async with serving("ws", origins=[given]) as server:
         where = server.address
         async with await connect(where, origin=PAGE) as client:
             assert (await within(client.request(b"echo x"))).data == b"x"
