@@ -105,6 +105,7 @@ def decode_rows(
     *,
     values: int = DEFAULT.reactivesocket.json_values,
     batch_limit: int = DEFAULT.calls.batch_limit,
+    charge: Callable[[int], object] | None = None,
     where: str = "the rows",
     peer: str = "",
     handler: str = "",
@@ -113,7 +114,8 @@ def decode_rows(
 
     ``values``: how many values, names and brackets are read; commas and colons are counted before
     anything is. The columns have no more values either: what a row lacks is one there, and a list
-    of fixed size many. ``batch_limit``: bytes of the batch. Raises BadCall that names row and
+    of fixed size many. ``batch_limit``: bytes of the batch. ``charge`` is told the bytes of
+    each part of a column, and what it raises ends the reading. Raises BadCall that names row and
     column for what does not fit ``schema``, and BatchTooLarge above a limit.
     """
 
@@ -136,7 +138,7 @@ def decode_rows(
     found = sum(map(text.count, ",:[{"))
     if found > values:
         raise large(f"about {found} values of JSON came, {most}")
-    allowance = Allowance(values, batch_limit)
+    allowance = Allowance(values, batch_limit, charge)
     batches: list[pa.RecordBatch] = []
     rows: list[Any] = []
     count = 0

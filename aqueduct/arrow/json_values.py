@@ -63,9 +63,13 @@ class Allowance:
     A row without fields has no values in JSON, and one or many in the columns.
     """
 
-    __slots__ = ("_bytes", "_kept", "_limits", "_values")
+    __slots__ = ("_bytes", "_charge", "_kept", "_limits", "_values")
 
-    def __init__(self, values: int, size: int) -> None:
+    def __init__(
+        self, values: int, size: int, charge: Callable[[int], object] | None = None
+    ) -> None:
+        """``charge`` is told how many bytes were made, and may raise why there is no room."""
+        self._charge = charge
         self._values = values
         self._bytes = size
         self._kept = values, size
@@ -82,6 +86,8 @@ class Allowance:
         self._bytes = self._kept[1] - size
         self._kept = self._values, self._bytes
         self.check()
+        if self._charge is not None:
+            self._charge(size)
 
     def rewind(self) -> None:
         """Gives back what was taken since ``keep``."""

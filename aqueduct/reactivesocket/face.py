@@ -71,7 +71,7 @@ class ReactiveFace:
         self._returned: deque[int] = deque()
         """What items cost that were freed. Any thread adds to this, and to those below."""
         self._released: deque[int] = deque()
-        """The same of requests of the peer, which the core counts."""
+        """The same of requests of the peer, which the core counts. Below zero: they cost more."""
         self._dropped: deque[Any] = deque()
         """Streams of this side that nobody reads any more."""
         self._blocked: OrderedDict[Responding, None] = OrderedDict()
@@ -153,6 +153,10 @@ class ReactiveFace:
         self._released.append(cost)
         self.advance_late()
 
+    def charge_request(self, cost: int) -> None:
+        """The application has made so much more of the data of a request. In any thread."""
+        self.give_back_request(-cost)
+
     def drop(self, arriving: Any) -> None:
         """Nobody reads this stream of this side any more. In any thread."""
         self._dropped.append(arriving)
@@ -169,7 +173,10 @@ class ReactiveFace:
             self.lent -= self._returned.popleft()
         while self._released:
             cost = self._released.popleft()
-            self.core.release(cost)
+            if cost < 0:
+                self.core.hold(-cost)
+            else:
+                self.core.release(cost)
             self.in_hand -= cost
         while self._dropped:
             found = self._dropped.popleft()

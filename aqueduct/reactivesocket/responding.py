@@ -93,6 +93,13 @@ class ReactiveRequest:
         if cost:
             self._face.give_back_request(cost)
 
+    def charge(self, size: int) -> None:
+        """So many bytes were made of its data, and count as these do. In any thread.
+
+        Below zero: so many that were charged are done with; ``release`` knows nothing of them.
+        """
+        self._face.charge_request(size)
+
     def send_nowait(self, data: Data) -> bool:
         """Sends an item: a buffer, or several. False: it has ended.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import pyarrow as pa
@@ -61,12 +62,14 @@ class JsonDecoder:
         values: int,
         where: str,
         batch_limit: int = DEFAULT.calls.batch_limit,
+        charge: Callable[[int], object] | None = None,
         **names: str,
     ) -> None:
-        """``values`` and ``batch_limit``: see ``decode_rows``."""
+        """``values``, ``batch_limit`` and ``charge``: see ``decode_rows``."""
         self.schema = schema
         self._values = values
         self._batch_limit = batch_limit
+        self._charge = charge
         self._where = where
         self._names = names
 
@@ -81,6 +84,7 @@ class JsonDecoder:
             self.schema,
             values=self._values,
             batch_limit=self._batch_limit,
+            charge=self._charge,
             where=self._where,
             **self._names,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from aqueduct.errors import (
     AqueductError,
     BadCall,
     BatchTooLarge,
+    Busy,
     Cancelled,
     ConnectionLost,
     DeadlineExceeded,
@@ -30,6 +32,7 @@ from aqueduct.rpc.sink_commit import ABORT, COMMIT, WRITE
 from aqueduct.rpc.status import OK, Status
 from aqueduct.rpc.unary import schema_prefix
 from aqueduct.service.call import CallHost, Run, ServerCall
+from aqueduct.service.context import Call
 from aqueduct.service.handlers import EXCHANGE, SINK, SOURCE, Handler, HandlerShape
 
 __all__ = ["ReactiveCall", "ReactiveCaller", "ReactiveSender"]
@@ -307,6 +310,50 @@ class _DataLease:
         self.give_back = request.release
 
 
+class _ColumnsLease:
+    """The data of a request in JSON, and the columns that are made of it, until its call ends."""
+
+    __slots__ = ("_account", "_call", "_charged", "_lock", "_most", "_over", "_request")
+
+    def __init__(self, request: ReactiveRequest, call: Call, config: Config) -> None:
+        self._request = request
+        self._call = call
+        self._account = accounts.process().receiving
+        self._most = config.flow.process_receive_bytes
+        self._charged = 0
+        self._over = False
+        self._lock = threading.Lock()  # large requests are read in a thread
+
+    def charge(self, size: int) -> None:
+        """So many bytes of columns were made. Raises Busy where there is no room for them."""
+        with self._lock:
+            if self._over:
+                raise Cancelled("the call has ended, and its rows are read no further")
+            # What this call was charged before may not have come to the account yet.
+            used = max(self._account.used, self._charged) + size
+            self._charged += size
+            self._request.charge(size)
+        if used > self._most:
+            handler = self._call.handler
+            raise Busy(
+                f"the input of handler {handler!r}: the columns of its rows have no room; with "
+                f"{size} bytes of them this process holds {used} bytes that came, above the "
+                f"{self._most} of Flow.process_receive_budget; try again later, or send fewer "
+                "rows at a time",
+                peer=self._call.peer,
+                handler=handler,
+            )
+
+    def give_back(self) -> None:
+        """The call has ended."""
+        with self._lock:
+            self._over = True
+            charged, self._charged = self._charged, 0
+        if charged:
+            self._request.charge(-charged)
+        self._request.release()
+
+
 class _Paced:
     """An async generator that is stepped only while there is a credit, and room."""
 
@@ -361,10 +408,13 @@ class ReactiveCall(ServerCall):
         self._idle_since = host.watches.time()
         """Since when the client has all that it asked for, as far as was noticed."""
         self._json = format == JSON
-        if leased:
-            self.input.lease = _DataLease(request)
-        else:
+        if not leased:
             request.release()
+        self._columns = _ColumnsLease(request, self.call, self.config) if self._json else None
+        if self._columns is not None:
+            self.input.lease = self._columns  # a few bytes may make many columns
+        elif leased:
+            self.input.lease = _DataLease(request)
         output = self.output
         output.fragment_bytes = self.config.calls.batch_limit
         if request.kind in (STREAM, SUBSCRIBE):
@@ -472,6 +522,7 @@ class ReactiveCall(ServerCall):
                 call.schema,
                 values=config.reactivesocket.json_values,
                 batch_limit=config.calls.batch_limit,
+                charge=None if self._columns is None else self._columns.charge,
                 where=f"the input of {where}",
                 **names,
             )

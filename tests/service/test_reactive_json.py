@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
 import aqueduct
+from aqueduct.config import DEFAULT, Flow
+from aqueduct.endpoint import accounts
 from aqueduct.errors import ReactiveError
 from tests.service.reactive_clients import WORDS, asked, asking, headers, rows_of, words
 from tests.support.calls import config, until
 
+WIDE = pa.schema([("v", pa.list_(pa.float64(), 64))])
+WIDE_ROWS = b"[" + b",".join([b"{}"] * 1000) + b"]"  # of 512 bytes each, as columns
 SUMS = pa.schema([("id", pa.int64()), ("sum", pa.float64())])
 
 
@@ -42,6 +48,22 @@ def service():
     @service.handler("echo", input=WORDS)
     async def echo(batch):
         return batch
+
+    service.gate = asyncio.Event()  # type: ignore[attr-defined]
+
+    @service.handler("held", input=WIDE)
+    async def held(batch):
+        await service.gate.wait()  # type: ignore[attr-defined]
+        return batch.slice(0, 1)
+
+    @service.handler("held in a thread", input=WIDE)
+    def held_in_a_thread(batches):
+        for batch in batches:
+            asyncio.run_coroutine_threadsafe(
+                service.gate.wait(),  # type: ignore[attr-defined]
+                service.loop,  # type: ignore[attr-defined]
+            ).result(20)
+            yield batch.slice(0, 1)
 
     return service
 
@@ -101,3 +123,55 @@ async def test_many_rows_are_read_and_written_in_threads(service):
         rows = [{"word": f"word {number}"} for number in range(20_000)]
         item = await client.request(headers(handler="echo") + json.dumps(rows).encode())
         assert json.loads(bytes(item.data)) == rows
+
+
+async def items_of(client, body):
+    async with client.stream(body, n=1) as stream:
+        return [json.loads(bytes(item.data)) async for item in stream]
+
+
+@pytest.mark.parametrize("handler", ["held", "held in a thread"])
+async def test_the_columns_of_rows_count_in_memory_until_their_call_ends(service, handler):
+    service.loop = asyncio.get_running_loop()
+    receiving = accounts.process().receiving
+    async with asking(service) as (running, client):
+        before = receiving.used
+        body = headers(handler=handler, format="json") + WIDE_ROWS
+        asking_it = asyncio.create_task(items_of(client, body))
+        await until(lambda: receiving.used - before > 512_000)
+        assert receiving.used - before < 600_000
+        (state,) = running.state()["connections"]
+        assert state["held_bytes"] > 512_000
+        service.gate.set()
+        assert await asking_it == [[{"v": None}]]
+        await until(lambda: receiving.used == before)
+
+
+async def test_columns_of_a_client_that_has_gone_count_no_more(service):
+    receiving = accounts.process().receiving
+    before = receiving.used
+    async with asking(service) as (running, client):
+        body = headers(handler="held", format="json") + WIDE_ROWS
+        asking_it = asyncio.create_task(items_of(client, body))
+        await until(lambda: receiving.used - before > 512_000)
+        asking_it.cancel()
+        await until(lambda: not running.calls)
+    await until(lambda: receiving.used == before)
+
+
+async def test_columns_above_the_budget_of_the_process_are_refused(service):
+    receiving = accounts.process().receiving
+    before = receiving.used
+    flow = Flow(process_receive_budget=before + 400_000)
+    service.config = replace(DEFAULT, flow=flow)
+    async with asking(service) as (running, client):
+        body = headers(handler="held", format="json") + WIDE_ROWS
+        text = r"busy: .*'held': the columns of its rows have no room.*process_receive_budget"
+        with pytest.raises(ReactiveError, match=text):
+            await client.request(body)
+        await until(lambda: not running.calls)
+        service.gate.set()
+        item = await client.request(headers(handler="held", format="json") + b"[{}]")
+        assert json.loads(bytes(item.data)) == [{"v": None}]
+        item.release()
+    await until(lambda: receiving.used == before)

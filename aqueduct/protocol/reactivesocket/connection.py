@@ -343,6 +343,10 @@ class ReactiveConnection:
             raise LocalProtocolError(f"{cost} bytes released; {self._held} are held")
         self._held -= cost
 
+    def hold(self, cost: int) -> None:
+        """The application has made as much more of what an event brought. ``release`` ends it."""
+        self._held += cost
+
     def refuse(self, error: RemoteProtocolError) -> None:
         """Who feeds this has found that the peer breaks the protocol: as for what is found here."""
         if self.state is not ReactiveState.ENDED:
