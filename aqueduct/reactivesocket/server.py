@@ -67,6 +67,8 @@ class ReactiveSocketServer(AsyncClosing):
         self._authorize = authorize_setup
         self._by_origin: Counter[Hashable] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._answering: set[asyncio.Task[None]] = set()
+        """What answered requests of connections that are over, and has not ended."""
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self.accepting = Accepting(
@@ -105,6 +107,7 @@ class ReactiveSocketServer(AsyncClosing):
         await self.stop()
         connections = (*self.connections, *self.ending)
         answering = {task for connection in connections for task in connection.answering()}
+        answering |= self._answering
         closing = [connection.close() for connection in tuple(self.connections)]
         try:
             for found in await asyncio.gather(*closing, return_exceptions=True):
@@ -157,6 +160,9 @@ class ReactiveSocketServer(AsyncClosing):
         """It is over."""
         self.connections.discard(connection)
         self.ending.add(connection)
+        for task in connection.answering():
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
 
     def released(self, connection: ReactiveSocketConnection, origin: Hashable) -> None:
         """Its socket is gone. Until then it counts: the peer has a part in how long that takes."""

@@ -391,6 +391,29 @@ async def test_what_answers_no_one_ends_with_the_connection(
     await eventually(lambda: len(ended) == 3)
 
 
+async def test_a_close_waits_for_what_answered_a_connection_that_is_over() -> None:
+    begun, stopping, done, ended = (asyncio.Event() for _ in range(4))
+
+    async def responder(request: ReactiveRequest) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(30)
+        finally:
+            stopping.set()
+            await done.wait()
+            ended.set()
+
+    async with serving(responder=responder) as server:
+        async with await connect(server.address) as client:
+            await client.fire(b"x")
+            await within(begun.wait())
+        await within(stopping.wait())
+        await eventually(lambda: not server.connections and not server.ending)
+        asyncio.get_running_loop().call_later(0.05, done.set)
+        await within(server.close())
+        assert ended.is_set()
+
+
 async def test_who_answers_may_close_the_connection() -> None:
     closed = asyncio.Event()
 
