@@ -275,7 +275,8 @@ class Timing:
     """A batch that gains less than Flow.stall_rate for this long, while others wait for its room,
     fails. After this long others go on beside a batch above the budget that is still in use."""
     close_linger: Seconds = 5.0
-    """A close lets queued data out for at most this long."""
+    """A close lets queued data out for at most this long. A service whose drain is over has a tenth
+    of it for clients of ReactiveSocket."""
     drain_timeout: Seconds = 25.0
     """A service ends within this time of its signal: less than the 30 s that Kubernetes gives.
 

@@ -98,8 +98,9 @@ _WIDE_AT_ONCE: Final = 4
 """Calls of one connection whose very wide schemas are read at the same time. Later calls wait."""
 _CLOSING: Final = 2.0
 """Seconds at the end of a drain, at most, in which open calls fail and clients are told."""
-_LAST: Final = 0.5
-"""Seconds in which connections of ReactiveSocket close, even if the drain is over."""
+_LAST: Final = 1 / 10
+"""The part of Timing.close_linger in which connections of ReactiveSocket close, even if the drain
+is over."""
 _LEASED: Final = 4096
 """A unary call of so many bytes is charged until its end; a smaller one until it begins."""
 
@@ -231,7 +232,8 @@ class RunningService:
             self._refuse_open_calls(seconds)
             await self._wait_idle(closing / 2)
         relays = end - loop.time()
-        closes = [self._gateway.close(max(end + closing / 2 - loop.time(), _LAST))]
+        last = _LAST * self.config.timing.close_linger
+        closes = [self._gateway.close(max(end + closing / 2 - loop.time(), last))]
         if server is not None:
             closes.append(server.close(reason="the service has ended", relays=relays))
         await asyncio.gather(*closes)

@@ -571,6 +571,27 @@ async def test_addresses_of_both_kinds_are_served_together(service):
         assert running.counters()["connections"] == 2
 
 
+async def test_a_client_that_reads_late_hears_of_the_end_after_the_drain(service):
+    @service.handler("flood", kind="source", output=WORDS)
+    async def flood():
+        while True:
+            yield words("x" * (1 << 20))
+
+    service.config = config(timing={"close_linger": 100})
+    async with service.serving(TCP, drain=0) as running, by_hand(running) as peer:
+        peer.say(frame(frames.REQUEST_STREAM, 1, asked("flood"), n=100))
+        await until(lambda: running.state()["connections"])
+        await until(lambda: running.state()["connections"][0]["queued_bytes"] > 1 << 20)
+        closing = asyncio.create_task(running.close(drain=0))
+        await asyncio.sleep(0.6)  # a hundredth of the time that a close may take
+        assert not closing.done()
+        kind = frames.RESPONSE
+        while kind == frames.RESPONSE:
+            kind, _, stream, data = await peer.read()
+        assert (kind, stream) == (frames.ERROR, 1), data
+        await within(closing)
+
+
 async def test_web_pages_need_their_origin(service):
     address = "reactivesocket+ws://127.0.0.1:0"
     async with service.serving(address, origins=["https://a.example"], drain=0) as running:
