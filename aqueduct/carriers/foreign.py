@@ -1,8 +1,9 @@
 """Private names of other projects that this library uses: all of them, and what each is for.
 
-A name stands here because no public one does the same. ``require`` raises ``Missing`` where one is
-gone. Who uses it has another way then, and tells of it once by ``warn_once``. Names of aioquic are
-the exception: ``pyproject.toml`` pins its version, so none can be missing.
+A name stands here because no public one does the same; so do names that are not private, and that
+nothing promises. ``require`` raises ``Missing`` where one is gone. Who uses it has another way
+then, and tells of it once by ``warn_once``. Names of aioquic are the exception: ``pyproject.toml``
+pins its version, so none can be missing.
 """
 
 from __future__ import annotations
@@ -155,6 +156,12 @@ NAMES: Final = (
         ("_ssl", "_into_ssl", "_from_ssl", "_store"),
         "OpenSSL's objects behind a connection and a store",
         "TLS is by Python's ssl, and certificates over QUIC are checked by cryptography.x509",
+    ),
+    Foreign(
+        "websockets",
+        ("recv_frame", "max_message_size"),
+        "the first message of a peer, which is to be small, before a larger one is taken",
+        "a first message above the limit is refused once it is there, and not before",
     ),
     Foreign(
         "aioquic",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from aqueduct.address import Address
 from aqueduct.carriers.binding import host_port
+from aqueduct.carriers.foreign import Missing, require, warn_once
 from aqueduct.carriers.transports.byte_transport import ByteTransport
 from aqueduct.config import Config
 from aqueduct.errors import (
@@ -44,6 +47,14 @@ def require_websockets(address: Address) -> None:
             f"{address}: WebSockets need the package websockets: "
             "pip install 'aqueduct-arrow[websocket]'"
         ) from error
+
+
+@cache
+def _require_one_frame(method: Any) -> None:
+    """Raises Missing if ``recv_frame`` takes something else than a frame."""
+    taken = list(inspect.signature(method).parameters)
+    if taken != ["self", "frame"]:
+        raise Missing(f"{method.__qualname__} takes {', '.join(taken[1:]) or 'nothing'}")
 
 
 class WebTransport(ByteTransport):
@@ -104,8 +115,7 @@ class WebTransport(ByteTransport):
             allowed: list[Any] = [None, *origins]
             self._ws = self._server = ServerProtocol(origins=allowed, max_size=most)
         if self._stranger:
-            self._ws.max_message_size = self._settings.setup_bytes + _HEADER
-            self._ws.recv_frame = self._take_first
+            self._limit_first()
 
     # ByteTransport
 
@@ -278,6 +288,22 @@ class WebTransport(ByteTransport):
             failure = ConnectionLost(f"{self.peer} gets no WebSocket: {why}", reason=why)
         self._user.fail(failure)
 
+    def _limit_first(self) -> None:
+        """Until the first message is there, the library takes no larger one than a SETUP."""
+        ws = self._ws
+        try:
+            require(ws, "recv_frame", "max_message_size")
+            _require_one_frame(type(ws).recv_frame)
+        except Missing as error:
+            warn_once(
+                error,
+                "a first message above ReactiveSocket.setup_bytes is refused once it is there, "
+                "and not before",
+            )
+            return
+        ws.max_message_size = self._settings.setup_bytes + _HEADER
+        ws.recv_frame = self._take_first
+
     def _take_first(self, frame: Any) -> None:
         """The library has a frame. What is behind the first message may be larger.
 
@@ -296,6 +322,8 @@ class WebTransport(ByteTransport):
         from websockets.frames import Opcode
 
         core = self._user.core
+        if self._stranger and not self._is_first(frame):
+            return
         if frame.opcode is Opcode.BINARY:
             if frame.fin:
                 core.receive_data(frame.data, now)
@@ -313,6 +341,24 @@ class WebTransport(ByteTransport):
             if close is not None and close.reason:
                 self.said = escape(close.reason)
             core.receive_eof()
+
+    def _is_first(self, frame: Any) -> bool:
+        """Whether the first message may go on by this frame, where the library did not look."""
+        from websockets.frames import DATA_OPCODES
+
+        if frame.opcode in DATA_OPCODES:
+            size, most = (
+                len(self._parts or b"") + len(frame.data),
+                self._settings.setup_bytes + _HEADER,
+            )
+            if size > most:
+                text = f"a message is too large: over the limit of {most} bytes"
+                self._user.core.refuse(LimitExceeded(f"{text} (ReactiveSocket.setup_bytes)"))
+                return False
+            if frame.fin:
+                self._stranger = False
+                self._ws.max_message_size = self._settings.frame_bytes
+        return True
 
     def _error_of(self, error: Exception) -> RemoteProtocolError:
         """What the library did not take."""

@@ -147,6 +147,10 @@ def _accumulators() -> Any:
     return accumulators.Accumulator(0, 0, accumulators.AddingAccumulatorParam(0))
 
 
+def _websocket() -> Any:
+    return pytest.importorskip("websockets.server").ServerProtocol()
+
+
 OWNERS: dict[str, Callable[[], Any]] = {
     "_get_running_loop": lambda: asyncio,
     "_enter_task": lambda: asyncio,
@@ -166,6 +170,8 @@ OWNERS: dict[str, Callable[[], Any]] = {
     "_into_ssl": _connection,
     "_from_ssl": _connection,
     "_store": _store,
+    "recv_frame": _websocket,
+    "max_message_size": _websocket,
 }
 
 

@@ -17,10 +17,14 @@ from websockets.asyncio.client import connect as web_connect
 from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as web_serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import Frame
+from websockets.protocol import Protocol
 
+from aqueduct.carriers import foreign
 from aqueduct.endpoint.accounts import process
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
 from aqueduct.reactivesocket import ReactiveRequest, ReactiveSocketServer, connect, serve
+from aqueduct.reactivesocket.web_transport import _require_one_frame
 from tests.reactivesocket.pairs import (
     BRISK,
     brisk,
@@ -68,6 +72,42 @@ async def test_a_client_of_another_library_asks() -> None:
         await web.send(message(frames.REQUEST_N, 3, n=10))
         found = [await answer(web) for _ in range(4)]
         assert [data for _, _, data in found] == [b"2", b"3", b"4", b""]
+
+
+@pytest.mark.parametrize("looked_at", [True, False], ids=["in time", "too late"])
+async def test_the_first_message_is_small(
+    looked_at: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Later ones are not, also behind it in the same bytes; and if the library is another one."""
+    if not looked_at:
+        usual = Protocol.recv_frame
+
+        def recv_frame(self: Protocol, frame: Frame, more: None = None) -> None:
+            usual(self, frame)
+
+        monkeypatch.setattr(Protocol, "recv_frame", recv_frame)
+        monkeypatch.setattr(foreign, "_told", set())
+    _require_one_frame.cache_clear()
+    request = message(frames.REQUEST_RESPONSE, 1, b"echo " + bytes(3000))
+    config = brisk(setup_bytes=1000)
+    async with serving("ws", config=config) as server:
+        async with web_connect(url(server)) as web:
+            await web.send([SETUP[:5], SETUP[5:]])
+            await web.send(request)
+            assert await answer(web) == (frames.RESPONSE, 1, bytes(3000))
+        for large in (request, [request[:600], request[600:1200], request[1200:]]):
+            async with web_connect(url(server)) as web:
+                with suppress(ConnectionClosed):
+                    await web.send(large)
+                    await web.send(SETUP)
+                with pytest.raises(ConnectionClosed) as closed:
+                    while True:
+                        await within(web.recv())
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1009
+            assert looked_at or "ReactiveSocket.setup_bytes" in closed.value.rcvd.reason
+    assert ("recv_frame takes frame, more: a first message" in caplog.text) is not looked_at
+    _require_one_frame.cache_clear()
 
 
 async def test_our_client_asks_a_server_of_another_library() -> None:
