@@ -493,7 +493,9 @@ def _list(values: list[Any], kind: pa.DataType, allowance: Allowance) -> pa.Arra
         filler: Any = _example(kind) if None in values else None
         flat = [each for value in values for each in (filler if value is None else value)]
         child = array_of(flat, inner, allowance)
-        return pa.FixedSizeListArray.from_arrays(child, type=kind, mask=mask)
+        # Arrow's own way takes the number of lists from that of their values: 0 for size 0.
+        validity = pc.invert(mask).buffers()[1]
+        return pa.Array.from_buffers(kind, len(values), [validity], children=[child])
     child = array_of([each for value in values for each in value or ()], inner, allowance)
     lengths = [len(value or ()) for value in values]
     offsets = [0, *accumulate(lengths)]

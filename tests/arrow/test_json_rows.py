@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import subprocess
+import sys
 from decimal import Decimal
 
 import pyarrow as pa
@@ -131,6 +133,25 @@ def test_many_rows_are_made_in_parts_and_come_back_as_one_batch():
     text = b"[" + b'{"n":1,"d":"a"},' * 9999 + b'{"n":300,"d":"a"}]'
     with pytest.raises(BadCall, match=r"row 9999, column 'n': 300 is out of the range of int8"):
         decode_rows(text, batch.schema.set(0, pa.field("n", pa.int8())))
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "[], null"])
+def test_lists_of_no_values_in_a_child_process(text):
+    """By Arrow's own way they end the process by a signal."""
+    program = (
+        "import pyarrow as pa, sys; from aqueduct.arrow.json_rows import *;"
+        "kind = pa.struct({'v': pa.list_(pa.int32(), 0)});"
+        "schema = pa.schema({'a': kind, 'v': kind['v'].type});"
+        "batch = decode_rows(sys.argv[1].encode(), schema);"
+        "batch.validate(full=True);"
+        "print(encode_rows(batch).decode())"
+    )
+    rows = json.dumps(
+        [{"a": {"v": value}, "v": value} for value in json.loads(f"[{text}]")],
+        separators=(",", ":"),
+    )
+    done = subprocess.run([sys.executable, "-c", program, rows], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, rows), done.stderr
 
 
 @pytest.mark.parametrize(
