@@ -455,8 +455,15 @@ def _dictionary(values: list[Any], kind: pa.DictionaryType, allowance: Allowance
             place = places[key] = len(distinct)
             distinct.append(value)
         indices.append(place)
+    try:
+        numbers = pa.array(indices, kind.index_type)
+    except (OverflowError, pa.ArrowException):
+        raise ValueError(
+            f"the values are more distinct ones than the index {kind.index_type} of a dictionary "
+            "can number"
+        ) from None
     return pa.DictionaryArray.from_arrays(
-        _numbers(indices, kind.index_type),
+        numbers,
         _of_type(distinct, kind.value_type, allowance),
         ordered=kind.ordered,
     )
