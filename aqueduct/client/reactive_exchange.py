@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -102,8 +102,9 @@ class ReactiveExchange:
         self._reports = options.report_failures
         assert head.schema is not None
         said = sum(map(len, encode_request(head))) + len(serialize_schema(head.schema))
-        self._head_size = said + 2 * ALIGNMENT + _DEADLINE
-        """Bytes of a request beside its batch, at most."""
+        self._most = config.reactivesocket.frame_bytes - _HEADER
+        self._room = self._most - said - 2 * ALIGNMENT - _DEADLINE
+        """Bytes of a batch for which a request has room in any case."""
         # Of the thread.
         self._window = options.window(config)
         self._encoder: Encoder | None = None
@@ -147,9 +148,10 @@ class ReactiveExchange:
         Raises SchemaMismatch, LocalProtocolError and BatchTooLarge for what cannot be sent; then
         nothing was.
         """
-        requests = self._requests(batch)
-        number = self._window.send(sum(size for _, size in requests))
-        self._call(self._begin, number, [buffers for buffers, _ in requests])
+        first, *others = self._parts(batch)
+        request = self._request(first)
+        number = self._window.send(first.size + sum(part.size for part in others))
+        self._call(self._begin, number, request, others)
         return number
 
     def finish(self) -> None:
@@ -209,18 +211,17 @@ class ReactiveExchange:
             for item in answer.items:
                 item.release()
 
-    def _requests(self, batch: pa.RecordBatch) -> list[tuple[list[Any], int]]:
-        """Requests for a batch, which is split by rows where it is above the limit of a frame."""
-        most = self._config.reactivesocket.frame_bytes - _HEADER
+    def _parts(self, batch: pa.RecordBatch) -> Iterator[Encoded]:
+        """A batch, split by rows until each part fits a frame. Raises BatchTooLarge for a row."""
         encoded = self._encode(batch)
-        room = most - self._head_size
-        if encoded.size <= room:
-            return [(self._request(encoded, most), encoded.size)]
-        found = []
-        for part in split_rows(batch, encoded.size, room):
-            encoded = self._encode(part)
-            found.append((self._request(encoded, most), encoded.size))
-        return found
+        if encoded.size <= self._room:
+            yield encoded
+        elif batch.num_rows <= 1:
+            self._request(encoded)  # raises that it is too large, unless there was room to spare
+            yield encoded
+        else:
+            for part in split_rows(batch, encoded.size, self._room):
+                yield from self._parts(part)
 
     def _encode(self, batch: pa.RecordBatch) -> Encoded:
         encoder = self._encoder
@@ -232,11 +233,11 @@ class ReactiveExchange:
             self._encoder = encoder
         return encoder.encode(batch)
 
-    def _request(self, encoded: Encoded, most: int) -> list[Any]:
+    def _request(self, encoded: Encoded) -> list[Any]:
         head = self.head
         if self._until is not None:
             head = replace(head, deadline=max(0.001, self._until - time.monotonic()))
-        return list(encode_request(head, encoded, most=most))
+        return list(encode_request(head, encoded, most=self._most))
 
     def _decode(self, item: ReactiveItem) -> pa.RecordBatch:
         peer, handler = self._peer, self.head.handler
@@ -284,13 +285,13 @@ class ReactiveExchange:
                 check_expected(self.head.expected, handler.output, **names)
             self.schema = self.head.expected or handler.output
 
-    def _begin(self, number: int, requests: list[list[Any]]) -> None:
+    def _begin(self, number: int, request: list[Any], others: Sequence[Encoded]) -> None:
         if self._over:
             return
         loop = asyncio.get_running_loop()
         if not self._tasks:
             self._moved = loop.time()
-        self._tasks[number] = loop.create_task(self._ask(number, requests))
+        self._tasks[number] = loop.create_task(self._ask(number, request, others))
         if self._watch is None and self.head.deadline is None:
             self._watch = loop.call_later(self._progress / _LOOKS, self._look)
 
@@ -298,16 +299,14 @@ class ReactiveExchange:
     def _progress(self) -> float:
         return self._config.timing.progress_deadline
 
-    async def _ask(self, number: int, requests: list[list[Any]]) -> None:
-        """One batch, there and back."""
-        ask = self._connection.request
+    async def _ask(self, number: int, request: list[Any], others: Sequence[Encoded]) -> None:
+        """One batch, there and back. Its parts go one by one: it takes one place of the window."""
+        ask, now = self._connection.request, asyncio.get_running_loop().time
         try:
-            if len(requests) == 1:
-                items = [await ask(requests[0], timeout=_EVER)]
-            else:
-                items = []
-                for buffers in requests:  # one by one: a split batch takes one place of the window
-                    items.append(await ask(buffers, timeout=_EVER))
+            items = [await ask(request, timeout=_EVER)]
+            for part in others:
+                self._moved = now()
+                items.append(await ask(self._request(part), timeout=_EVER))
         except ReactiveError as error:
             failed = self._failed(error, number)
             own = isinstance(failed, CallError) and not isinstance(failed, Busy | Refused)
@@ -323,7 +322,7 @@ class ReactiveExchange:
         if self._over:
             return
         del self._tasks[number]
-        self._moved = asyncio.get_running_loop().time()
+        self._moved = now()
         self._put((number, answer))
         self._finish_if_done()
 

@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import os
 import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -23,9 +25,10 @@ from aqueduct.errors import (
     LocalProtocolError,
     SchemaMismatch,
 )
+from aqueduct.rpc.describe import DESCRIBE
 from aqueduct.rpc.request import FAILURES, ONE_TO_ONE
-from tests.support.calls import until_seen
-from tests.support.reactive_peer import stranger
+from tests.support.calls import config, until_seen
+from tests.support.reactive_peer import stranger, words_of
 
 NUMBERS = pa.schema([("id", pa.int64())])
 
@@ -190,6 +193,103 @@ def test_a_service_that_answers_nothing_has_none_either(peer):
     client = ReactiveTaskClient(server.address, config=dataclasses.replace(DEFAULT, timing=timing))
     assert client.describe() is None
     client.close()
+
+
+def responding(server: Any, describe: Any, respond: Any) -> None:
+    """The service answers by these: what asks for its description, and what does not."""
+
+    async def responder(request: Any) -> None:
+        pairs, body = words_of(bytes(request.data))
+        if pairs["handler"] == DESCRIBE:
+            await describe(request)
+        else:
+            await respond(request, pairs, body)
+
+    server.responder = responder
+
+
+async def nothing(request: Any) -> None:
+    request.fail("no such thing")
+
+
+@contextmanager
+def dialed(server: Any, **options: Any) -> Iterator[ReactiveTaskClient]:
+    client = ReactiveTaskClient(server.address, config=config(**options))
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+TEXTS = pa.schema([("text", pa.string())])
+SPLIT = {"frame_bytes": 4096}
+
+
+def texts(*values: str) -> pa.RecordBatch:
+    return pa.record_batch({"text": values}, schema=TEXTS)
+
+
+def sent(client: ReactiveTaskClient, given: pa.RecordBatch, **options: Any) -> Task:
+    task = Task(client, schema=TEXTS, **options)
+    task.accepted()
+    task.exchange.push(given)
+    return task
+
+
+async def echo(request: Any, pairs: Any, body: bytes) -> None:
+    await request.send(body)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [["x" * 2500] * 3 + ["y"] * 60, ["y"] * 60 + ["x" * 2500] * 3, ["y", "x" * 2500] * 4],
+    ids=["first", "last", "between"],
+)
+def test_a_batch_is_split_until_each_part_fits(peer, values):
+    _, server = peer
+    responding(server, nothing, echo)
+    with dialed(server, reactivesocket=SPLIT) as client:
+        task = sent(client, texts(*values))
+        assert task.exchange.decode(task.next()[1]) == texts(*values)
+
+
+def test_each_answer_to_a_part_is_progress(peer):
+    _, server = peer
+    turns = asyncio.Semaphore(0)
+    asked = []
+
+    async def respond(request: Any, pairs: Any, body: bytes) -> None:
+        asked.append(request)
+        await turns.acquire()
+        await request.send(body)
+
+    responding(server, nothing, respond)
+    with dialed(server, reactivesocket=SPLIT) as client:
+        task = sent(client, texts(*["x" * 2500] * 2))
+        until_seen(lambda: len(asked) == 1)
+        task.exchange._moved = 0.0
+        server.loop.call_soon_threadsafe(turns.release)
+        until_seen(lambda: len(asked) == 2)
+        assert task.exchange._moved > 0
+        server.loop.call_soon_threadsafe(turns.release)
+        assert task.exchange.decode(task.next()[1]).num_rows == 2
+
+
+def test_each_part_has_what_is_left_of_the_deadline(peer):
+    _, server = peer
+    left = []
+
+    async def respond(request: Any, pairs: Any, body: bytes) -> None:
+        left.append(int(pairs["deadline"]))
+        await asyncio.sleep(0.02)
+        await request.send(body)
+
+    responding(server, nothing, respond)
+    with dialed(server, reactivesocket=SPLIT) as client:
+        task = sent(client, texts(*["x" * 2500] * 4), deadline=60.0)
+        task.next()
+    assert len(left) == 4
+    assert left[0] - left[-1] >= 50
 
 
 def test_where_nobody_listens(peer):
