@@ -11,7 +11,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from aqueduct.arrow.encode import Encoded, Encoder
-from aqueduct.arrow.ipc import ALIGNMENT, serialize_schema
+from aqueduct.arrow.ipc import ALIGNMENT, first_line, serialize_schema
+from aqueduct.arrow.joining import joined
 from aqueduct.arrow.schema import check, check_expected
 from aqueduct.client.call import END, FailedBatch, abandoned, expired
 from aqueduct.client.loop_thread import LoopThread
@@ -19,6 +20,7 @@ from aqueduct.client.options import CallOptions
 from aqueduct.client.thread_call import NEWS, Failed, News
 from aqueduct.errors import (
     AqueductError,
+    BadCall,
     Busy,
     CallError,
     ConfigError,
@@ -185,7 +187,15 @@ class ReactiveExchange:
         batches = [self._decode(item) for item in answer.items]
         if len(batches) == 1:
             return batches[0]
-        return pa.concat_batches(batches)
+        try:
+            return joined(batches)
+        except pa.ArrowException as error:
+            handler = self.head.handler
+            text = (
+                f"handler {handler!r} at {self._peer}: its {len(batches)} answers to the parts of "
+                f"a batch cannot be put together: {first_line(error)}; send fewer rows at a time"
+            )
+            raise BadCall(text, peer=self._peer, handler=handler) from None
 
     def check(self) -> None:
         """Raises LocalProtocolError if the loop is gone, so that no answer would come."""

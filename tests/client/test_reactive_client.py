@@ -18,6 +18,7 @@ from aqueduct.client.reactive_client import ReactiveTaskClient
 from aqueduct.client.thread_call import NEWS, Failed
 from aqueduct.config import DEFAULT, Timing
 from aqueduct.errors import (
+    BadCall,
     Cancelled,
     ConfigError,
     ConnectFailed,
@@ -28,7 +29,7 @@ from aqueduct.errors import (
 from aqueduct.rpc.describe import DESCRIBE
 from aqueduct.rpc.request import FAILURES, ONE_TO_ONE
 from tests.support.calls import config, until_seen
-from tests.support.reactive_peer import stranger, words_of
+from tests.support.reactive_peer import stranger, stream_of, words_of
 
 NUMBERS = pa.schema([("id", pa.int64())])
 
@@ -290,6 +291,48 @@ def test_each_part_has_what_is_left_of_the_deadline(peer):
         task.next()
     assert len(left) == 4
     assert left[0] - left[-1] >= 50
+
+
+def answering(column: Any) -> Any:
+    """Answers a batch with ``column``, which is made of the first letter of its first text."""
+
+    async def respond(request: Any, pairs: Any, body: bytes) -> None:
+        with pa.ipc.open_stream(body) as reader:
+            first = reader.read_all()["text"][0].as_py()[0]
+        await request.send(stream_of(pa.table({"d": column(first)})))
+
+    return respond
+
+
+def halves(first: str) -> pa.Array:
+    values = pa.array([ord(first)], pa.uint16()).view(pa.float16())
+    return pa.DictionaryArray.from_arrays(pa.array([0]), values)
+
+
+def words(first: str) -> pa.Array:
+    values = pa.array([f"{first}{place}" for place in range(100)])
+    return pa.DictionaryArray.from_arrays(pa.array(range(100), pa.int8()), values)
+
+
+def test_answers_to_parts_are_joined_whatever_their_dictionaries(peer):
+    _, server = peer
+    responding(server, nothing, answering(halves))
+    with dialed(server, reactivesocket=SPLIT) as client:
+        task = sent(client, texts("a" * 2500, "b" * 2500))
+        found = task.exchange.decode(task.next()[1])["d"].to_pylist()
+        assert found == [halves("a")[0].as_py(), halves("b")[0].as_py()]
+
+
+def test_answers_to_parts_that_cannot_be_joined_are_an_error(peer):
+    _, server = peer
+    responding(server, nothing, answering(words))
+    with dialed(server, reactivesocket=SPLIT) as client:
+        task = sent(client, texts("a" * 2500, "b" * 2500))
+        _, answer = task.next()
+        with pytest.raises(
+            BadCall, match=r"'square' at .*: its 2 answers .* cannot be put together"
+        ):
+            task.exchange.decode(answer)
 
 
 def test_where_nobody_listens(peer):
