@@ -267,9 +267,17 @@ class ReactiveExchange:
             self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     async def _accept(self) -> None:
-        """Asks what the handler is. A service without a description takes what it is sent."""
+        """Asks what the handler is. A service without a description takes what it is sent.
+
+        So does one that refuses its description: it may allow the handler all the same.
+        """
         try:
-            description = await self._described()
+            try:
+                description = await self._described()
+            except Refused as error:
+                if error.draining:
+                    raise
+                description = None
             capabilities = {ONE_TO_ONE, FAILURES}
             if description is not None:
                 handler = description.exchange(self.head.handler)

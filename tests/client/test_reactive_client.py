@@ -24,6 +24,7 @@ from aqueduct.errors import (
     ConnectFailed,
     ConnectionLost,
     LocalProtocolError,
+    Refused,
     SchemaMismatch,
 )
 from aqueduct.rpc.describe import DESCRIBE
@@ -220,6 +221,30 @@ def dialed(server: Any, **options: Any) -> Iterator[ReactiveTaskClient]:
         yield client
     finally:
         client.close()
+
+
+def test_a_service_that_refuses_its_description_may_allow_the_handler(peer):
+    service, server = peer
+    said = ["refused: not for you"]
+
+    async def describe(request: Any) -> None:
+        request.fail(said[0], "REJECTED")
+
+    async def respond(request: Any, pairs: Any, body: bytes) -> None:
+        await service.respond(request)
+
+    responding(server, describe, respond)
+    with dialed(server) as client:
+        task = Task(client)
+        task.accepted()
+        assert task.exchange.capabilities == {ONE_TO_ONE, FAILURES}
+        task.exchange.push(batch(3))
+        assert task.exchange.decode(task.next()[1]) == batch(9)
+        with pytest.raises(Refused, match="not for you"):
+            client.describe()
+        said[0] = "draining: it ends"
+        failed = Task(client).next()
+        assert isinstance(failed.error, Refused) and failed.error.draining
 
 
 TEXTS = pa.schema([("text", pa.string())])
