@@ -27,7 +27,7 @@ from aqueduct.errors import (
     Refused,
     SchemaMismatch,
 )
-from aqueduct.rpc.describe import DESCRIBE
+from aqueduct.rpc.describe import DESCRIBE, Description
 from aqueduct.rpc.request import FAILURES, ONE_TO_ONE
 from tests.support.calls import config, until_seen
 from tests.support.reactive_peer import stranger, stream_of, words_of
@@ -221,6 +221,27 @@ def dialed(server: Any, **options: Any) -> Iterator[ReactiveTaskClient]:
         yield client
     finally:
         client.close()
+
+
+def test_a_description_that_comes_late_is_used_then(peer):
+    service, server = peer
+    service.gate = asyncio.Event()
+    asked = []
+
+    async def describe(request: Any) -> None:
+        asked.append(request)
+        await service.gate.wait()
+        description = Description("late", library="1")
+        await request.send(stream_of(pa.Table.from_batches([description.to_batch()])))
+        request.complete()
+
+    responding(server, describe, None)
+    with dialed(server, timing={"connect_timeout": 0.1}) as client:
+        assert client.describe() is None
+        assert client.describe() is None
+        server.loop.call_soon_threadsafe(service.gate.set)
+        until_seen(lambda: client.describe() is not None)
+        assert len(asked) == 1
 
 
 def test_a_service_that_refuses_its_description_may_allow_the_handler(peer):
