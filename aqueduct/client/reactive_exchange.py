@@ -27,11 +27,13 @@ from aqueduct.errors import (
     ConnectionLost,
     ReactiveError,
     Refused,
+    UnknownHandler,
 )
 from aqueduct.protocol.reactivesocket.reasons import CANCELED
 from aqueduct.reactivesocket import ReactiveItem, ReactiveSocketConnection
 from aqueduct.rpc.describe import Description, HandlerDescription
 from aqueduct.rpc.reactive_calls import (
+    ASK_BY_STREAM,
     ReactiveItems,
     decode_error,
     encode_request,
@@ -48,8 +50,6 @@ _HEADER: Final = 12
 """Bytes of a frame that are no data of a request."""
 _DEADLINE: Final = 16
 """Digits by which a deadline may be longer than another one."""
-_OTHERS: Final = "ask it by REQUEST_STREAM"
-"""What a service says of a handler that may answer a batch more than once."""
 _LOOKS: Final = 4
 """How often progress is looked at in the time that may pass without any."""
 
@@ -350,8 +350,8 @@ class ReactiveExchange:
         if error.word == CANCELED and not is_call_given_up(error.text):
             text = f"handler {handler!r} at {self._peer}: {error.text or 'the service gives it up'}"
             return ConnectionLost(text)  # its side closes the connection
-        if _OTHERS in error.text:
-            _, _, text = error.text.partition(": ")
+        code, _, text = error.text.partition(": ")
+        if code == UnknownHandler.status and text.endswith(ASK_BY_STREAM):
             return ConfigError(
                 f"{self._peer}: {text}, which a task does not; an aqueduct:// or aqueduct+tls:// "
                 "address of the service carries it"

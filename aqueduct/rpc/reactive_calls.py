@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARROW",
+    "ASK_BY_STREAM",
     "JSON",
     "ReactiveDefaults",
     "ReactiveItems",
@@ -111,6 +112,9 @@ _WORDS: Final = {
 }
 """By the code of a status; all others are APPLICATION_ERROR."""
 
+
+ASK_BY_STREAM: Final = "ask it by REQUEST_STREAM"
+"""The end of what a service says of a handler that may answer a batch more than once."""
 
 _DRAINING: Final = "draining"
 """What ``refused`` is called where the service is ending, so that another may take the call."""

@@ -24,7 +24,7 @@ from aqueduct.errors import (
 )
 from aqueduct.reactivesocket import ReactiveRequest, ReactiveSocketConnection
 from aqueduct.rpc.json_codecs import JsonDecoder, JsonEncoder
-from aqueduct.rpc.reactive_calls import JSON, encode_error
+from aqueduct.rpc.reactive_calls import ASK_BY_STREAM, JSON, encode_error
 from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.sink_commit import ABORT, COMMIT, WRITE
 from aqueduct.rpc.status import OK, Status
@@ -382,7 +382,7 @@ class ReactiveCall(ServerCall):
         if kind == EXCHANGE and asked == REQUEST and not handler.one_to_one:
             text = (
                 f"handler {handler.name!r} is no function of one batch, so it may answer often: "
-                "ask it by REQUEST_STREAM"
+                + ASK_BY_STREAM
             )
         elif kind != head.kind or (asked == SUBSCRIBE and kind != SOURCE):
             article = "an" if kind == EXCHANGE else "a"

@@ -23,9 +23,11 @@ from aqueduct.errors import (
     ConfigError,
     ConnectFailed,
     ConnectionLost,
+    HandlerFailed,
     LocalProtocolError,
     Refused,
     SchemaMismatch,
+    UnknownHandler,
 )
 from aqueduct.rpc.describe import DESCRIBE, Description
 from aqueduct.rpc.request import FAILURES, ONE_TO_ONE
@@ -379,6 +381,25 @@ def test_answers_to_parts_that_cannot_be_joined_are_an_error(peer):
             BadCall, match=r"'square' at .*: its 2 answers .* cannot be put together"
         ):
             task.exchange.decode(answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("unknown-handler: it may answer often: ask it by REQUEST_STREAM", ConfigError),
+        ("handler-failed: no row, so ask it by REQUEST_STREAM", HandlerFailed),
+        ("unknown-handler: ask it by REQUEST_STREAM or not", UnknownHandler),
+    ],
+)
+def test_what_a_service_says_of_others_is_told_from_the_words_of_a_handler(peer, text, kind):
+    _, server = peer
+
+    async def respond(request: Any, pairs: Any, body: bytes) -> None:
+        request.fail(text)
+
+    responding(server, nothing, respond)
+    with dialed(server) as client:
+        assert type(sent(client, texts("a")).next().error) is kind
 
 
 def test_where_nobody_listens(peer):
