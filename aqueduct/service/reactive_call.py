@@ -28,6 +28,7 @@ from aqueduct.rpc.reactive_calls import ASK_BY_STREAM, JSON, encode_error
 from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.sink_commit import ABORT, COMMIT, WRITE
 from aqueduct.rpc.status import OK, Status
+from aqueduct.rpc.table_scan import ROWS
 from aqueduct.rpc.unary import schema_prefix
 from aqueduct.service.call import CallHost, Run, ServerCall
 from aqueduct.service.handlers import EXCHANGE, SINK, SOURCE, Handler, HandlerShape
@@ -384,6 +385,8 @@ class ReactiveCall(ServerCall):
                 f"handler {handler.name!r} is no function of one batch, so it may answer often: "
                 + ASK_BY_STREAM
             )
+        elif handler.name.startswith(ROWS) and (asked != STREAM or kind != head.kind):
+            text = f"{handler.name.removeprefix(ROWS)!r} is a table: {ASK_BY_STREAM} without a body"
         elif kind != head.kind or (asked == SUBSCRIBE and kind != SOURCE):
             article = "an" if kind == EXCHANGE else "a"
             came = "with" if self.single else "without"
