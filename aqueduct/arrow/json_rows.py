@@ -41,6 +41,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aqueduct.arrow.ipc import by_identity, first_line
+from aqueduct.arrow.joining import joined
 from aqueduct.arrow.json_texts import inside_of, text_of, texts_of, writer_of
 from aqueduct.arrow.json_values import (
     MINUS_ZERO,
@@ -150,16 +151,17 @@ def decode_rows(
                 count += len(rows)
                 rows.clear()
         batches.append(_batch(rows, schema, count, allowance))
+        return batches[0] if len(batches) == 1 else joined(batches)
     except TooMuch as error:
         raise large(f"{error}, in rows {count} to {count + len(rows) - 1}") from None
     except _Unfit as error:
         column = "" if error.column is None else f", column {error.column!r}"
         raise bad(f"row {error.row}{column}: {error.text}") from None
+    except pa.ArrowException as error:
+        text = f"the columns of {count + len(rows)} rows cannot be put together"
+        raise bad(f"{text}: {first_line(error)}") from None
     except (ValueError, RecursionError) as error:
         raise bad(f"not JSON rows: {first_line(error)}") from None
-    if len(batches) == 1:
-        return batches[0]
-    return pa.Table.from_batches(batches, schema).combine_chunks().to_batches()[0]
 
 
 def most_values(data: ReadableBuffer, schema: pa.Schema) -> int:

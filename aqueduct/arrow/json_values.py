@@ -461,8 +461,15 @@ def _dictionary(values: list[Any], kind: pa.DictionaryType, allowance: Allowance
             place = places[key] = len(distinct)
             distinct.append(value)
         indices.append(place)
+    try:
+        numbers = pa.array(indices, kind.index_type)
+    except (OverflowError, pa.ArrowException):
+        raise ValueError(
+            f"the values are more distinct ones than the index {kind.index_type} of a dictionary "
+            "can number"
+        ) from None
     return pa.DictionaryArray.from_arrays(
-        _numbers(indices, kind.index_type),
+        numbers,
         _of_type(distinct, kind.value_type, allowance),
         ordered=kind.ordered,
     )
@@ -499,7 +506,9 @@ def _list(values: list[Any], kind: pa.DataType, allowance: Allowance) -> pa.Arra
         filler: Any = _example(kind) if None in values else None
         flat = [each for value in values for each in (filler if value is None else value)]
         child = array_of(flat, inner, allowance)
-        return pa.FixedSizeListArray.from_arrays(child, type=kind, mask=mask)
+        # Arrow's own way takes the number of lists from that of their values: 0 for size 0.
+        validity = pc.invert(mask).buffers()[1]
+        return pa.Array.from_buffers(kind, len(values), [validity], children=[child])
     child = array_of([each for value in values for each in value or ()], inner, allowance)
     lengths = [len(value or ()) for value in values]
     offsets = [0, *accumulate(lengths)]

@@ -54,8 +54,9 @@ class ReactiveTaskClient:
         self.address = plain(address)
         """The service's address, without options."""
         self.config = config
-        self._described: dict[bytes | None, asyncio.Task[Description | None]] = {}
-        """Of the loop: what the service says of itself to those with a token."""
+        self._described: dict[bytes | None, tuple[float, asyncio.Task[Description | None]]] = {}
+        """Of the loop: what the service says of itself to those with a token, and till when one
+        waits for that."""
         self._thread = LoopThread("aqueduct-reactive-client")
         try:
             self._connection = self._thread.run(
@@ -119,35 +120,39 @@ class ReactiveTaskClient:
     # On the loop
 
     async def _description(self, token: bytes | None) -> Description | None:
-        """Asked for once, for each token; a task of its own, as one who waits may give up."""
-        task = self._described.get(token)
+        """Asked for once, for each token; a task of its own, as one who waits may give up.
+
+        A service that is none of Aqueduct's may answer nothing at all. So after a while it is
+        taken for one without a description, until that comes.
+        """
+        loop, timing = asyncio.get_running_loop(), self.config.timing
+        until, task = self._described.get(token, (0.0, None))
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = asyncio.get_running_loop().create_task(self._ask_description(token))
+            until = loop.time() + timing.connect_timeout
+            task = loop.create_task(self._ask_description(token))
             if len(self._described) >= 16:
                 self._described.clear()
-            self._described[token] = task
+            self._described[token] = until, task
             task.add_done_callback(_seen)
-        return await asyncio.shield(task)
+        await asyncio.wait((task,), timeout=until - loop.time())
+        return task.result() if task.done() else None
 
     async def _ask_description(self, token: bytes | None) -> Description | None:
         head = CallHead(handler=DESCRIBE, kind="source", token=token)
         parts, size = [], 0
         try:
-            # One that is none of Aqueduct's may answer nothing at all.
-            async with asyncio.timeout(self.config.timing.connect_timeout):
-                async with self._connection.stream(b"".join(encode_request(head)), n=4) as items:
-                    async for item in items:
-                        parts.append(bytes(item.data))
-                        size += len(parts[-1])
-                        if size > _DESCRIPTION:
-                            return None
+            # Whoever waits has a deadline; this ends with the connection at the latest.
+            async with self._connection.stream(b"".join(encode_request(head)), n=4) as items:
+                async for item in items:
+                    parts.append(bytes(item.data))
+                    size += len(parts[-1])
+                    if size > _DESCRIPTION:
+                        return None
         except ReactiveError as error:
             failed = decode_error(error.text, peer=self.address, handler=DESCRIBE)
             if type(failed) in (UnknownHandler, BadCall, CallError):
                 return None  # it knows nothing of that, or no words for what it knows
             raise failed from None
-        except TimeoutError:
-            return None
         try:
             with pa.ipc.open_stream(b"".join(parts)) as reader:
                 return Description.from_batches(list(reader), peer=self.address)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
 
 from aqueduct.arrow.encode import Encoded, Encoder
-from aqueduct.arrow.ipc import ALIGNMENT, serialize_schema
+from aqueduct.arrow.ipc import ALIGNMENT, first_line, serialize_schema
+from aqueduct.arrow.joining import joined
 from aqueduct.arrow.schema import check, check_expected
 from aqueduct.client.call import END, FailedBatch, abandoned, expired
 from aqueduct.client.loop_thread import LoopThread
@@ -19,6 +20,7 @@ from aqueduct.client.options import CallOptions
 from aqueduct.client.thread_call import NEWS, Failed, News
 from aqueduct.errors import (
     AqueductError,
+    BadCall,
     BatchTooLarge,
     Busy,
     CallError,
@@ -26,11 +28,13 @@ from aqueduct.errors import (
     ConnectionLost,
     ReactiveError,
     Refused,
+    UnknownHandler,
 )
 from aqueduct.protocol.reactivesocket.reasons import CANCELED
 from aqueduct.reactivesocket import ReactiveItem, ReactiveSocketConnection
 from aqueduct.rpc.describe import Description, HandlerDescription
 from aqueduct.rpc.reactive_calls import (
+    ASK_BY_STREAM,
     ReactiveItems,
     decode_error,
     encode_request,
@@ -47,8 +51,6 @@ _HEADER: Final = 12
 """Bytes of a frame that are no data of a request."""
 _DEADLINE: Final = 16
 """Digits by which a deadline may be longer than another one."""
-_OTHERS: Final = "ask it by REQUEST_STREAM"
-"""What a service says of a handler that may answer a batch more than once."""
 _LOOKS: Final = 4
 """How often progress is looked at in the time that may pass without any."""
 
@@ -105,8 +107,9 @@ class ReactiveExchange:
         self._reports = options.report_failures
         assert head.schema is not None
         said = sum(map(len, encode_request(head))) + len(serialize_schema(head.schema))
-        self._head_size = said + 2 * ALIGNMENT + _DEADLINE
-        """Bytes of a request beside its batch, at most."""
+        self._most = config.reactivesocket.frame_bytes - _HEADER
+        self._room = self._most - said - 2 * ALIGNMENT - _DEADLINE
+        """Bytes of a batch for which a request has room in any case."""
         # Of the thread.
         self._window = options.window(config)
         self._encoder: Encoder | None = None
@@ -150,9 +153,10 @@ class ReactiveExchange:
         Raises SchemaMismatch, LocalProtocolError and BatchTooLarge for what cannot be sent; then
         nothing was.
         """
-        requests = self._requests(batch)
-        number = self._window.send(sum(size for _, size in requests))
-        self._call(self._begin, number, [buffers for buffers, _ in requests])
+        first, *others = self._parts(batch)
+        request = self._request(first)
+        number = self._window.send(first.size + sum(part.size for part in others))
+        self._call(self._begin, number, request, others)
         return number
 
     def finish(self) -> None:
@@ -186,7 +190,15 @@ class ReactiveExchange:
         batches = [self._decode(item) for item in answer.items]
         if len(batches) == 1:
             return batches[0]
-        return pa.concat_batches(batches)
+        try:
+            return joined(batches)
+        except pa.ArrowException as error:
+            handler = self.head.handler
+            text = (
+                f"handler {handler!r} at {self._peer}: its {len(batches)} answers to the parts of "
+                f"a batch cannot be put together: {first_line(error)}; send fewer rows at a time"
+            )
+            raise BadCall(text, peer=self._peer, handler=handler) from None
 
     def check(self) -> None:
         """Raises LocalProtocolError if the loop is gone, so that no answer would come."""
@@ -212,20 +224,19 @@ class ReactiveExchange:
             for item in answer.items:
                 item.release()
 
-    def _requests(self, batch: pa.RecordBatch) -> list[tuple[list[Any], int]]:
-        """Requests for a batch, which is split by rows where it is above the limit of a frame."""
-        most = self._config.reactivesocket.frame_bytes - _HEADER
+    def _parts(self, batch: pa.RecordBatch) -> Iterator[Encoded]:
+        """A batch, split by rows until each part fits a frame. Raises BatchTooLarge for a row."""
         encoded = self._encode(batch)
-        room = most - self._head_size
-        if encoded.size <= room:
-            return [(self._request(encoded, most), encoded.size)]
-        if not self.splits:
-            raise self._too_large(encoded.size, room)
-        found = []
-        for part in split_rows(batch, encoded.size, room):
-            encoded = self._encode(part)
-            found.append((self._request(encoded, most), encoded.size))
-        return found
+        if encoded.size <= self._room:
+            yield encoded
+        elif not self.splits:
+            raise self._too_large(encoded.size, self._room)
+        elif batch.num_rows <= 1:
+            self._request(encoded)  # raises that it is too large, unless there was room to spare
+            yield encoded
+        else:
+            for part in split_rows(batch, encoded.size, self._room):
+                yield from self._parts(part)
 
     def _too_large(self, size: int, room: int) -> BatchTooLarge:
         handler = self.head.handler
@@ -248,11 +259,11 @@ class ReactiveExchange:
             self._encoder = encoder
         return encoder.encode(batch)
 
-    def _request(self, encoded: Encoded, most: int) -> list[Any]:
+    def _request(self, encoded: Encoded) -> list[Any]:
         head = self.head
         if self._until is not None:
             head = replace(head, deadline=max(0.001, self._until - time.monotonic()))
-        return list(encode_request(head, encoded, most=most))
+        return list(encode_request(head, encoded, most=self._most))
 
     def _decode(self, item: ReactiveItem) -> pa.RecordBatch:
         peer, handler = self._peer, self.head.handler
@@ -272,9 +283,17 @@ class ReactiveExchange:
             self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     async def _accept(self) -> None:
-        """Asks what the handler is. A service without a description takes what it is sent."""
+        """Asks what the handler is. A service without a description takes what it is sent.
+
+        So does one that refuses its description: it may allow the handler all the same.
+        """
         try:
-            description = await self._described()
+            try:
+                description = await self._described()
+            except Refused as error:
+                if error.draining:
+                    raise
+                description = None
             capabilities = {ONE_TO_ONE, FAILURES}
             if description is not None:
                 handler = description.exchange(self.head.handler)
@@ -300,13 +319,13 @@ class ReactiveExchange:
                 check_expected(self.head.expected, handler.output, **names)
             self.schema = self.head.expected or handler.output
 
-    def _begin(self, number: int, requests: list[list[Any]]) -> None:
+    def _begin(self, number: int, request: list[Any], others: Sequence[Encoded]) -> None:
         if self._over:
             return
         loop = asyncio.get_running_loop()
         if not self._tasks:
             self._moved = loop.time()
-        self._tasks[number] = loop.create_task(self._ask(number, requests))
+        self._tasks[number] = loop.create_task(self._ask(number, request, others))
         if self._watch is None and self.head.deadline is None:
             self._watch = loop.call_later(self._progress / _LOOKS, self._look)
 
@@ -314,16 +333,14 @@ class ReactiveExchange:
     def _progress(self) -> float:
         return self._config.timing.progress_deadline
 
-    async def _ask(self, number: int, requests: list[list[Any]]) -> None:
-        """One batch, there and back."""
-        ask = self._connection.request
+    async def _ask(self, number: int, request: list[Any], others: Sequence[Encoded]) -> None:
+        """One batch, there and back. Its parts go one by one: it takes one place of the window."""
+        ask, now = self._connection.request, asyncio.get_running_loop().time
         try:
-            if len(requests) == 1:
-                items = [await ask(requests[0], timeout=_EVER)]
-            else:
-                items = []
-                for buffers in requests:  # one by one: a split batch takes one place of the window
-                    items.append(await ask(buffers, timeout=_EVER))
+            items = [await ask(request, timeout=_EVER)]
+            for part in others:
+                self._moved = now()
+                items.append(await ask(self._request(part), timeout=_EVER))
         except ReactiveError as error:
             failed = self._failed(error, number)
             own = isinstance(failed, CallError) and not isinstance(failed, Busy | Refused)
@@ -339,7 +356,7 @@ class ReactiveExchange:
         if self._over:
             return
         del self._tasks[number]
-        self._moved = asyncio.get_running_loop().time()
+        self._moved = now()
         self._put((number, answer))
         self._finish_if_done()
 
@@ -349,8 +366,8 @@ class ReactiveExchange:
         if error.word == CANCELED and not is_call_given_up(error.text):
             text = f"handler {handler!r} at {self._peer}: {error.text or 'the service gives it up'}"
             return ConnectionLost(text)  # its side closes the connection
-        if _OTHERS in error.text:
-            _, _, text = error.text.partition(": ")
+        code, _, text = error.text.partition(": ")
+        if code == UnknownHandler.status and text.endswith(ASK_BY_STREAM):
             return ConfigError(
                 f"{self._peer}: {text}, which a task does not; an aqueduct:// or aqueduct+tls:// "
                 "address of the service carries it"

@@ -16,6 +16,7 @@ from aqueduct.arguments import Duration, read_arguments, unexpected
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.arrow.ipc import LONG_SCHEMA
+from aqueduct.arrow.joining import joined
 from aqueduct.arrow.schema import check_expected
 from aqueduct.client.call import expired, given_up
 from aqueduct.client.options import CallOptions, UnaryOptions
@@ -484,7 +485,7 @@ def one_batch(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.Record
     if not batches:
         return pa.record_batch([pa.nulls(0, field.type) for field in schema], schema=schema)
     try:
-        return pa.concat_batches(batches)
+        return joined(batches)
     except pa.ArrowException as error:
         raise LocalProtocolError(
             f"the {len(batches)} batches of the answer cannot be put together ({error}); "

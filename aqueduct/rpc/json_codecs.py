@@ -36,7 +36,10 @@ class JsonEncoder:
 
     def slow(self, batch: Any, compression: str = "") -> bool:
         """Whether ``encode`` belongs in a thread."""
-        return isinstance(batch, pa.RecordBatch) and batch.nbytes >= _LONG
+        if not isinstance(batch, pa.RecordBatch):
+            return False
+        values = batch.num_rows * max(1, batch.num_columns)  # a run of many has few bytes
+        return bool(values >= _MANY or batch.nbytes >= _LONG)
 
     def encode(self, batch: pa.RecordBatch) -> Encoded:
         """The rows. Raises SchemaMismatch, and LocalProtocolError for what has no form in JSON."""

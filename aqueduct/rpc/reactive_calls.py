@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARROW",
+    "ASK_BY_STREAM",
     "JSON",
     "ReactiveDefaults",
     "ReactiveItems",
@@ -112,10 +113,18 @@ _WORDS: Final = {
 """By the code of a status; all others are APPLICATION_ERROR."""
 
 
+ASK_BY_STREAM: Final = "ask it by REQUEST_STREAM"
+"""The end of what a service says of a handler that may answer a batch more than once."""
+
 _DRAINING: Final = "draining"
 """What ``refused`` is called where the service is ending, so that another may take the call."""
 _GIVEN_UP: Final = tuple(f"{code}:" for code in (CANCELLED, "busy", "refused", _DRAINING))
 """What the text of CANCELED begins with where a call of Aqueduct ended so."""
+
+
+_JSON_HINT: Final = (
+    "; JSON needs the header 'format' with the value 'json', in the request or in the SETUP"
+)
 
 
 # Headers
@@ -243,7 +252,7 @@ class ReactiveRequests:
                 if end == len(data):
                     raise BadCall("the request has no body, and a batch is wanted there")
                 if format == ARROW:
-                    schema = _schema_of(data[end:])
+                    schema = _schema_of(data[end:], "the body", _JSON_HINT)
             return self._head(kind, values, schema, format), format, end + len(schema)
         except BadCall as error:
             raise BadCall(str(error), peer=self._peer, handler=handler) from error.__cause__
@@ -265,17 +274,15 @@ class ReactiveRequests:
         return head if read == kind else replace(head, kind=kind)
 
 
-def _schema_of(body: memoryview) -> memoryview:
-    """The schema message that a body begins with. Raises BadCall."""
-    if len(body) < _PREFIX or bytes(body[:4]) != _CONTINUATION:
-        raise BadCall(
-            "the body is no Arrow IPC stream: it does not begin with ff ff ff ff; JSON needs the "
-            "header 'format' with the value 'json', in the request or in the SETUP"
-        )
-    size = _PREFIX + int.from_bytes(body[4:_PREFIX], "little")
-    if size > len(body):
-        raise BadCall(f"the schema of the body has {size} bytes, and {len(body)} came")
-    return body[:size]
+def _schema_of(data: memoryview, what: str, hint: str = "") -> memoryview:
+    """The schema message that a body or an item begins with. Raises BadCall."""
+    if len(data) < _PREFIX or bytes(data[:4]) != _CONTINUATION:
+        came = "does not begin with ff ff ff ff" if len(data) else "has no bytes"
+        raise BadCall(f"{what} is no Arrow IPC stream: it {came}{hint}")
+    size = _PREFIX + int.from_bytes(data[4:_PREFIX], "little")
+    if size > len(data):
+        raise BadCall(f"the schema of {what} has {size} bytes, and {len(data)} came")
+    return data[:size]
 
 
 def one_batch(rest: memoryview) -> memoryview:
@@ -371,7 +378,7 @@ class ReactiveItems:
         view = memoryview(item).cast("B")
         if self._decoder is None:
             try:
-                message = _schema_of(view)
+                message = _schema_of(view, "the item")
                 self.schema = deserialize_schema(message, where="the schema")
             except BadCall as error:
                 raise BadCall(f"{self._where}: {error}", **self._names) from error.__cause__

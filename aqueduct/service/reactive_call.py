@@ -26,10 +26,11 @@ from aqueduct.errors import (
 )
 from aqueduct.reactivesocket import ReactiveRequest, ReactiveSocketConnection
 from aqueduct.rpc.json_codecs import JsonDecoder, JsonEncoder
-from aqueduct.rpc.reactive_calls import JSON, encode_error
+from aqueduct.rpc.reactive_calls import ASK_BY_STREAM, JSON, encode_error
 from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.sink_commit import ABORT, COMMIT, WRITE
 from aqueduct.rpc.status import OK, Status
+from aqueduct.rpc.table_scan import ROWS
 from aqueduct.rpc.unary import schema_prefix
 from aqueduct.service.call import CallHost, Run, ServerCall
 from aqueduct.service.context import Call
@@ -432,8 +433,10 @@ class ReactiveCall(ServerCall):
         if kind == EXCHANGE and asked == REQUEST and not handler.one_to_one:
             text = (
                 f"handler {handler.name!r} is no function of one batch, so it may answer often: "
-                "ask it by REQUEST_STREAM"
+                + ASK_BY_STREAM
             )
+        elif handler.name.startswith(ROWS) and (asked != STREAM or kind != head.kind):
+            text = f"{handler.name.removeprefix(ROWS)!r} is a table: {ASK_BY_STREAM} without a body"
         elif kind != head.kind or (asked == SUBSCRIBE and kind != SOURCE):
             article = "an" if kind == EXCHANGE else "a"
             came = "with" if self.single else "without"

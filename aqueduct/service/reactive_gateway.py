@@ -207,8 +207,7 @@ class _ReactiveDispatcher:
                     )
                 if not leased:
                     payload = bytes(payload)  # where Arrow reads it in place
-            if request.kind == "stream":
-                head = host.table_of(head)
+            head = host.table_of(head)
             number = host.place(self, head.handler)
         except CallError as error:
             unanswered = request.kind == "fire"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import subprocess
+import sys
 from decimal import Decimal
 
 import pyarrow as pa
@@ -131,6 +133,67 @@ def test_many_rows_are_made_in_parts_and_come_back_as_one_batch():
     text = b"[" + b'{"n":1,"d":"a"},' * 9999 + b'{"n":300,"d":"a"}]'
     with pytest.raises(BadCall, match=r"row 9999, column 'n': 300 is out of the range of int8"):
         decode_rows(text, batch.schema.set(0, pa.field("n", pa.int8())))
+
+
+JOINED = [
+    (pa.float16(), [1.5, 2.5, -8]),
+    (pa.float32(), [1.5, -0.0, 0]),
+    (pa.struct({"x": pa.int8()}), [{"x": 1}, {"x": 2}, {"x": None}]),
+    (pa.list_(pa.string()), [["a"], ["b", None], []]),
+    (pa.uuid(), ["YWJjZGVmZ2hpamtsbW5vcA==", "YWJjZGVmZ2hpamtsbW5vcQ==", None]),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), JOINED, ids=[str(each[0]) for each in JOINED])
+def test_dictionaries_of_parts_are_joined(kind, values):
+    first, second, third = values
+    rows = [{"a": first}] * 4096 + [{"a": second}, {"a": first}, {"a": third}]
+    schema = pa.schema({"a": pa.dictionary(pa.int8(), kind)})
+    back = decode_rows(json.dumps(rows).encode(), schema)
+    assert back.num_rows == 4099
+    assert json.loads(encode_rows(back)) == rows
+    assert encode_rows(back).endswith(
+        encode_rows(decode_rows(json.dumps(rows[4096:]).encode(), schema))[1:]
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "distinct", "says"),
+    [
+        (pa.dictionary(pa.int8(), pa.string()), 200, 200, "more distinct ones than the index int8"),
+        (pa.dictionary(pa.int8(), pa.string()), 5000, 120, None),
+        (pa.dictionary(pa.int8(), pa.string()), 8000, 160, "8000 rows cannot be put together"),
+        (pa.run_end_encoded(pa.int16(), pa.string()), 40_000, 1, "40000 rows cannot be put tog"),
+    ],
+    ids=["at once", "few", "in parts", "runs"],
+)
+def test_more_than_a_dictionary_or_runs_can_number_is_refused(kind, count, distinct, says):
+    rows = [{"a": str(place * distinct // count)} for place in range(count)]
+    data, schema = json.dumps(rows).encode(), pa.schema({"a": kind})
+    if says is None:
+        assert json.loads(encode_rows(decode_rows(data, schema))) == rows
+        return
+    with pytest.raises(BadCall, match=says):
+        decode_rows(data, schema)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "[], null"])
+def test_lists_of_no_values_in_a_child_process(text):
+    """By Arrow's own way they end the process by a signal."""
+    program = (
+        "import pyarrow as pa, sys; from aqueduct.arrow.json_rows import *;"
+        "kind = pa.struct({'v': pa.list_(pa.int32(), 0)});"
+        "schema = pa.schema({'a': kind, 'v': kind['v'].type});"
+        "batch = decode_rows(sys.argv[1].encode(), schema);"
+        "batch.validate(full=True);"
+        "print(encode_rows(batch).decode())"
+    )
+    rows = json.dumps(
+        [{"a": {"v": value}, "v": value} for value in json.loads(f"[{text}]")],
+        separators=(",", ":"),
+    )
+    done = subprocess.run([sys.executable, "-c", program, rows], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, rows), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import os
 import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -16,16 +18,21 @@ from aqueduct.client.reactive_client import ReactiveTaskClient
 from aqueduct.client.thread_call import NEWS, Failed
 from aqueduct.config import DEFAULT, Timing
 from aqueduct.errors import (
+    BadCall,
     Cancelled,
     ConfigError,
     ConnectFailed,
     ConnectionLost,
+    HandlerFailed,
     LocalProtocolError,
+    Refused,
     SchemaMismatch,
+    UnknownHandler,
 )
+from aqueduct.rpc.describe import DESCRIBE, Description
 from aqueduct.rpc.request import FAILURES, ONE_TO_ONE
-from tests.support.calls import until_seen
-from tests.support.reactive_peer import stranger
+from tests.support.calls import config, until_seen
+from tests.support.reactive_peer import stranger, stream_of, words_of
 
 NUMBERS = pa.schema([("id", pa.int64())])
 
@@ -190,6 +197,209 @@ def test_a_service_that_answers_nothing_has_none_either(peer):
     client = ReactiveTaskClient(server.address, config=dataclasses.replace(DEFAULT, timing=timing))
     assert client.describe() is None
     client.close()
+
+
+def responding(server: Any, describe: Any, respond: Any) -> None:
+    """The service answers by these: what asks for its description, and what does not."""
+
+    async def responder(request: Any) -> None:
+        pairs, body = words_of(bytes(request.data))
+        if pairs["handler"] == DESCRIBE:
+            await describe(request)
+        else:
+            await respond(request, pairs, body)
+
+    server.responder = responder
+
+
+async def nothing(request: Any) -> None:
+    request.fail("no such thing")
+
+
+@contextmanager
+def dialed(server: Any, **options: Any) -> Iterator[ReactiveTaskClient]:
+    client = ReactiveTaskClient(server.address, config=config(**options))
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def test_a_description_that_comes_late_is_used_then(peer):
+    service, server = peer
+    service.gate = asyncio.Event()
+    asked = []
+
+    async def describe(request: Any) -> None:
+        asked.append(request)
+        await service.gate.wait()
+        description = Description("late", library="1")
+        await request.send(stream_of(pa.Table.from_batches([description.to_batch()])))
+        request.complete()
+
+    responding(server, describe, None)
+    with dialed(server, timing={"connect_timeout": 0.1}) as client:
+        assert client.describe() is None
+        assert client.describe() is None
+        server.loop.call_soon_threadsafe(service.gate.set)
+        until_seen(lambda: client.describe() is not None)
+        assert len(asked) == 1
+
+
+def test_a_service_that_refuses_its_description_may_allow_the_handler(peer):
+    service, server = peer
+    said = ["refused: not for you"]
+
+    async def describe(request: Any) -> None:
+        request.fail(said[0], "REJECTED")
+
+    async def respond(request: Any, pairs: Any, body: bytes) -> None:
+        await service.respond(request)
+
+    responding(server, describe, respond)
+    with dialed(server) as client:
+        task = Task(client)
+        task.accepted()
+        assert task.exchange.capabilities == {ONE_TO_ONE, FAILURES}
+        task.exchange.push(batch(3))
+        assert task.exchange.decode(task.next()[1]) == batch(9)
+        with pytest.raises(Refused, match="not for you"):
+            client.describe()
+        said[0] = "draining: it ends"
+        failed = Task(client).next()
+        assert isinstance(failed.error, Refused) and failed.error.draining
+
+
+TEXTS = pa.schema([("text", pa.string())])
+SPLIT = {"frame_bytes": 4096}
+
+
+def texts(*values: str) -> pa.RecordBatch:
+    return pa.record_batch({"text": values}, schema=TEXTS)
+
+
+def sent(client: ReactiveTaskClient, given: pa.RecordBatch, **options: Any) -> Task:
+    task = Task(client, schema=TEXTS, **options)
+    task.accepted()
+    task.exchange.push(given)
+    return task
+
+
+async def echo(request: Any, pairs: Any, body: bytes) -> None:
+    await request.send(body)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [["x" * 2500] * 3 + ["y"] * 60, ["y"] * 60 + ["x" * 2500] * 3, ["y", "x" * 2500] * 4],
+    ids=["first", "last", "between"],
+)
+def test_a_batch_is_split_until_each_part_fits(peer, values):
+    _, server = peer
+    responding(server, nothing, echo)
+    with dialed(server, reactivesocket=SPLIT) as client:
+        task = sent(client, texts(*values))
+        assert task.exchange.decode(task.next()[1]) == texts(*values)
+
+
+def test_each_answer_to_a_part_is_progress(peer):
+    _, server = peer
+    turns = asyncio.Semaphore(0)
+    asked = []
+
+    async def respond(request: Any, pairs: Any, body: bytes) -> None:
+        asked.append(request)
+        await turns.acquire()
+        await request.send(body)
+
+    responding(server, nothing, respond)
+    with dialed(server, reactivesocket=SPLIT) as client:
+        task = sent(client, texts(*["x" * 2500] * 2))
+        until_seen(lambda: len(asked) == 1)
+        task.exchange._moved = 0.0
+        server.loop.call_soon_threadsafe(turns.release)
+        until_seen(lambda: len(asked) == 2)
+        assert task.exchange._moved > 0
+        server.loop.call_soon_threadsafe(turns.release)
+        assert task.exchange.decode(task.next()[1]).num_rows == 2
+
+
+def test_each_part_has_what_is_left_of_the_deadline(peer):
+    _, server = peer
+    left = []
+
+    async def respond(request: Any, pairs: Any, body: bytes) -> None:
+        left.append(int(pairs["deadline"]))
+        await asyncio.sleep(0.02)
+        await request.send(body)
+
+    responding(server, nothing, respond)
+    with dialed(server, reactivesocket=SPLIT) as client:
+        task = sent(client, texts(*["x" * 2500] * 4), deadline=60.0)
+        task.next()
+    assert len(left) == 4
+    assert left[0] - left[-1] >= 50
+
+
+def answering(column: Any) -> Any:
+    """Answers a batch with ``column``, which is made of the first letter of its first text."""
+
+    async def respond(request: Any, pairs: Any, body: bytes) -> None:
+        with pa.ipc.open_stream(body) as reader:
+            first = reader.read_all()["text"][0].as_py()[0]
+        await request.send(stream_of(pa.table({"d": column(first)})))
+
+    return respond
+
+
+def halves(first: str) -> pa.Array:
+    values = pa.array([ord(first)], pa.uint16()).view(pa.float16())
+    return pa.DictionaryArray.from_arrays(pa.array([0]), values)
+
+
+def words(first: str) -> pa.Array:
+    values = pa.array([f"{first}{place}" for place in range(100)])
+    return pa.DictionaryArray.from_arrays(pa.array(range(100), pa.int8()), values)
+
+
+def test_answers_to_parts_are_joined_whatever_their_dictionaries(peer):
+    _, server = peer
+    responding(server, nothing, answering(halves))
+    with dialed(server, reactivesocket=SPLIT) as client:
+        task = sent(client, texts("a" * 2500, "b" * 2500))
+        found = task.exchange.decode(task.next()[1])["d"].to_pylist()
+        assert found == [halves("a")[0].as_py(), halves("b")[0].as_py()]
+
+
+def test_answers_to_parts_that_cannot_be_joined_are_an_error(peer):
+    _, server = peer
+    responding(server, nothing, answering(words))
+    with dialed(server, reactivesocket=SPLIT) as client:
+        task = sent(client, texts("a" * 2500, "b" * 2500))
+        _, answer = task.next()
+        with pytest.raises(
+            BadCall, match=r"'square' at .*: its 2 answers .* cannot be put together"
+        ):
+            task.exchange.decode(answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("unknown-handler: it may answer often: ask it by REQUEST_STREAM", ConfigError),
+        ("handler-failed: no row, so ask it by REQUEST_STREAM", HandlerFailed),
+        ("unknown-handler: ask it by REQUEST_STREAM or not", UnknownHandler),
+    ],
+)
+def test_what_a_service_says_of_others_is_told_from_the_words_of_a_handler(peer, text, kind):
+    _, server = peer
+
+    async def respond(request: Any, pairs: Any, body: bytes) -> None:
+        request.fail(text)
+
+    responding(server, nothing, respond)
+    with dialed(server) as client:
+        assert type(sent(client, texts("a")).next().error) is kind
 
 
 def test_where_nobody_listens(peer):

@@ -16,6 +16,7 @@ import pytest
 import aqueduct
 from aqueduct.client.loop_thread import LoopThread
 from aqueduct.client.task_client import TaskClient
+from aqueduct.client.unary import one_batch
 from aqueduct.errors import (
     AqueductError,
     Cancelled,
@@ -355,3 +356,11 @@ def test_the_end_of_the_connection_ends_it(client, seen, held):
     assert type(raised_meanwhile(call, seen, client.close)) is ConnectionLost
     with pytest.raises(AqueductError):
         prepared_call(client, "hold", numbers(1)).result()
+
+
+def test_batches_of_an_answer_are_joined_whatever_their_dictionaries():
+    batches = []
+    for bits in (0x3E00, 0xC800):  # 1.5 and -8.0, which Arrow would mix up
+        halves = pa.array([bits], pa.uint16()).view(pa.float16())
+        batches.append(pa.record_batch({"a": pa.DictionaryArray.from_arrays([0], halves)}))
+    assert one_batch(batches[0].schema, batches)["a"].to_pylist() == [1.5, -8.0]

@@ -222,8 +222,11 @@ def test_items_are_a_stream_together(batches):
 
 
 def test_items_that_cannot_be_read_say_whose_they_are():
-    with pytest.raises(BadCall, match="the answers of handler 'h': the body is no Arrow"):
+    with pytest.raises(BadCall, match="the answers of handler 'h': the item is no Arrow") as caught:
         ReactiveItems(handler="h").read(b"[]")
+    assert "header" not in str(caught.value)  # which is for those who ask
+    with pytest.raises(BadCall, match="the item is no Arrow IPC stream: it has no bytes"):
+        ReactiveItems(handler="h").read(b"")
     items = ReactiveItems(handler="h")
     items.read(stream_of(BATCH))
     with pytest.raises(BadCall, match="batch 1 of the answers of handler 'h' cannot be read"):

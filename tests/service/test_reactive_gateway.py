@@ -215,6 +215,26 @@ async def test_what_cannot_be_mapped_is_an_error_that_says_how(service, kind, da
         assert rows_of((await client.request(asked("upper", words("a")))).data) == [["A"]]
 
 
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [("request", [words("a")]), ("stream", [words("a")]), ("subscribe", [])],
+    ids=["request", "stream with a body", "subscription"],
+)
+async def test_a_table_is_asked_by_a_stream_without_a_body_alone(service, kind, body):
+    @service.table("log", schema=WORDS)
+    def log():
+        yield words("a")
+
+    says = "unknown-handler: 'log' is a table: ask it by REQUEST_STREAM without a body"
+    async with asking(service) as (_, client):
+        with pytest.raises(ReactiveError, match=says):
+            if kind == "request":
+                await client.request(asked("log", *body))
+            else:
+                async with getattr(client, kind)(asked("log", *body)) as stream:
+                    await within(stream.receive())
+
+
 async def test_what_writes_exactly_once_is_for_other_addresses(service):
     class Shelf:
         def open(self, attempt, call):
