@@ -564,13 +564,14 @@ class ReactiveSocketConnection:
     def _cancelled(self, event: events.Event) -> None:
         """A request of the peer has ended by what the peer did."""
         kind, stream = event[0], event[1]
+        why = "the peer has cancelled it" if kind == events.CANCELLED else str(event[2])
         if kind == events.CANCELLED:
             self._doomed[stream] -= 1
             if not self._doomed[stream]:
                 del self._doomed[stream]
         request = self._face.responding.get(stream)
         if request is not None:
-            request.end()
+            request.end(why)
         early = self._early.pop(stream, None) if self._early else None
         if early is not None:
             self.core.release(early[-1])
@@ -626,7 +627,7 @@ class ReactiveSocketConnection:
         requests, awaited_ones = tuple(face.responding.values()), tuple(face.requested.values())
         face.requested.clear()
         for request in requests:
-            request.end()
+            request.end(str(error))
         current = asyncio.current_task(self._loop)
         for work in self._answering:
             work.connection_ended(current)

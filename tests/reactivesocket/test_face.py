@@ -150,6 +150,44 @@ async def test_on_change_hears_of_a_cancel() -> None:
             await request.send(b"late")
 
 
+async def test_an_item_that_comes_too_late_says_what_has_ended_the_request() -> None:
+    heard: list[str] = []
+
+    async def responder(request: ReactiveRequest) -> None:
+        if bytes(request.data) == b"fail":
+            request.fail("no")
+        elif request.kind != "fire":
+            await request.send(b"first")
+        with pytest.raises(Ended) as caught:
+            await request.send(b"late")
+        heard.append(str(caught.value))
+
+    async with joined(responder=responder) as pair:
+        await pair.client.fire(b"x")
+        await within(pair.client.request(b"x"))
+        with pytest.raises(ReactiveError):
+            await within(pair.client.request(b"fail"))
+        await eventually(lambda: len(heard) == 3)
+    assert heard == [
+        "request 1 takes no item: a fire is not answered",
+        "request 3 takes no item: this side has completed it",
+        "request 5 takes no item: this side has ended it with an ERROR",
+    ]
+
+
+async def test_an_item_for_a_request_that_was_ended_for_its_demand() -> None:
+    requests: list[ReactiveRequest] = []
+    async with serving(responder=requests.append) as server:
+        peer = await Peer.connect(server, frame(frames.SETUP))
+        peer.say(frame(frames.REQUEST_STREAM, 1, b"", n=1))
+        await eventually(lambda: requests)
+        peer.say(frame(frames.REQUEST_N, 1, n=0))
+        assert "INVALID" in await peer.error(1)
+        with pytest.raises(Ended, match=r"request 1 takes no item: .*REQUEST_N"):
+            await requests[0].send(b"late")
+        peer.close()
+
+
 async def test_a_task_that_answers_is_cancelled_with_its_request() -> None:
     ended: list[BaseException] = []
 

@@ -123,7 +123,7 @@ class ReactiveRequester:
     def request(self, kind: int, items: int | None, parts: list[Any]) -> int:
         """Opens a stream; returns its id. REQUEST_FNF ends it at once (RS-15)."""
         settings = self._settings
-        if len(self.streams) >= settings.streams:
+        if kind != frames.REQUEST_FNF and len(self.streams) >= settings.streams:
             raise LocalProtocolError(
                 f"{len(self.streams)} requests are open; ReactiveSocket.streams is the limit"
             )

@@ -328,6 +328,7 @@ def test_streams_above_the_limit_are_rejected() -> None:
     client.core.request(ONE)
     with pytest.raises(LocalProtocolError, match=r"1 requests are open; ReactiveSocket\.streams"):
         client.core.request(ONE)
+    client.core.request(FIRE)  # it opens no stream
 
 
 def test_a_peer_that_causes_answers_and_reads_none_is_cut_off() -> None:
