@@ -140,7 +140,7 @@ class ReactiveRequester:
             raise LocalProtocolError(f"a request for {items} items; it has 0 to 2^63 - 1 (RS-R6)")
         stream = self._next
         self._next += 2
-        queue = FrameQueue(stream)
+        queue = FrameQueue(stream, stream)
         self._outbox.push(queue, self._outbox.frame(kind, stream, parts, n=items))
         if kind != frames.REQUEST_FNF:
             demand = 1 if items is None else items

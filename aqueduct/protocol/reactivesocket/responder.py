@@ -83,7 +83,9 @@ class ReactiveResponder:
                     "(ReactiveSocket.streams)",
                 )
                 return 0
-            self.streams[stream] = RespondingStream(kind, items, FrameQueue(stream))
+            # What waits of a stream that is complete leaves before this one's items.
+            queue = self._outbox.waits(~stream) or FrameQueue(stream, ~stream)
+            self.streams[stream] = RespondingStream(kind, items, queue)
             if not items:
                 self.unasked_streams += 1
                 self._unasked[stream] = now + self._settings.first_demand
@@ -116,8 +118,10 @@ class ReactiveResponder:
         found = self.streams.get(stream)
         if found is not None:
             self._end(stream, found, ResponderInput.CANCEL)
-            self._outbox.drop(found.queue)
             self._events.append((events.CANCELLED, stream))
+        queue = self._outbox.waits(~stream)  # also of a stream that is complete
+        if queue is not None:
+            self._outbox.drop(queue)
 
     # Time
 

@@ -401,6 +401,40 @@ def test_a_stream_that_ends_does_not_wait_to_be_asked(end: str) -> None:
     assert lone.core.full
 
 
+@pytest.mark.parametrize("end", ["complete", "fail_stream"])
+def test_a_cancel_drops_what_waits_of_a_stream_that_has_ended(end: str) -> None:
+    lone = Lone()
+    lone.receive(frame("REQUEST_STREAM", 1, n=9), frame("REQUEST_STREAM", 3, n=9))
+    for number in range(3):
+        lone.core.item(1, b"old %d" % number)
+    lone.core.item(3, b"of another")
+    getattr(lone.core, end)(1, *(["no"] if end == "fail_stream" else []))
+    assert lone.receive(frame("CANCEL", 1)) == []  # the application has done with it
+    assert [each.data for each in lone.sent()] == [b"of another"]
+    assert not lone.core.queued_bytes
+    assert lone.receive(frame("REQUEST_RESPONSE", 1))[0][:2] == (events.REQUEST, 1)
+    lone.core.complete(1, b"new")
+    assert [each.data for each in lone.sent()] == [b"new"]
+
+
+def test_an_id_that_comes_again_early_gets_its_items_behind_those_that_wait() -> None:
+    lone = Lone()
+    lone.receive(frame("REQUEST_STREAM", 1, n=9))
+    for data in (b"old", b"older"):
+        lone.core.item(1, data)
+    lone.core.complete(1)
+    assert lone.receive(frame("REQUEST_RESPONSE", 1))[0][:2] == (events.REQUEST, 1)
+    lone.core.complete(1, b"new")
+    assert [each.data for each in lone.sent()] == [b"old", b"older", b"", b"new"]
+
+
+def test_a_cancel_drops_nothing_of_the_other_requester() -> None:
+    lone = Lone()
+    stream = lone.core.request(ONE, b"mine")
+    lone.receive(frame("CANCEL", stream))
+    assert [each.data for each in lone.sent()] == [b"mine"]
+
+
 def test_what_waits_to_leave_is_bounded() -> None:
     lone = Lone(limited(send_bytes=1000))
     lone.receive(frame("REQUEST_STREAM", 1, n=9))
