@@ -617,6 +617,24 @@ async def test_connections_count_in_the_process() -> None:
     assert process().connections == before
 
 
+async def test_connections_that_are_being_made_count_in_the_limit() -> None:
+    async with serving() as server:
+        before = process().connections
+        config = replace(BRISK, limits=replace(BRISK.limits, connections=before + 3))
+        attempts = [connect(server.address, config=config) for _ in range(8)]
+        found = await within(asyncio.gather(*attempts, return_exceptions=True))
+        made = [each for each in found if isinstance(each, ReactiveSocketConnection)]
+        refused = [str(each) for each in found if isinstance(each, ConnectFailed)]
+        assert (len(made), len(refused)) == (3, 5)
+        assert all("(Limits.connections)" in each for each in refused)
+        for each in made:
+            await each.close()
+        await eventually(lambda: process().connections == before)
+        with pytest.raises(ConnectFailed):
+            await connect("reactivesocket+unix:///nobody/listens", config=config)
+        assert process().connections == before
+
+
 async def test_an_address_that_cannot_work() -> None:
     with pytest.raises(ConfigError, match="ReactiveSocket is spoken at reactivesocket"):
         await connect("aqueduct+tcp://127.0.0.1:1")
