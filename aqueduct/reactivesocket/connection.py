@@ -588,6 +588,10 @@ class ReactiveSocketConnection:
             work = _Answering(answering, request, self._answering)
             self._answering.add(work)
             self._eager.start(work)
+        elif answering is not None:
+            found = type(answering).__name__
+            log.error("the responder must return a coroutine or None, not %s: %r", found, request)
+            request.fail("the responder failed")
 
     def _decide(self) -> None:
         """At a server: whether the SETUP is taken."""

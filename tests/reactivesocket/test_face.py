@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from array import array
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -336,6 +337,16 @@ async def test_a_responder_that_raises_at_once() -> None:
     async with joined(responder=responder) as pair:
         with pytest.raises(ReactiveError, match="APPLICATION_ERROR: the responder failed"):
             await pair.client.request(b"x")
+
+
+async def test_a_responder_that_is_a_generator_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def generating(request: ReactiveRequest) -> AsyncIterator[bytes]:
+        yield b"never"
+
+    async with joined(responder=generating) as pair:  # type: ignore[arg-type]
+        with pytest.raises(ReactiveError, match="the responder failed"):
+            await pair.client.request(b"x", timeout=5)
+    assert "must return a coroutine or None, not async_generator" in caplog.text
 
 
 async def test_a_second_reader_is_refused() -> None:
