@@ -111,6 +111,17 @@ async def test_a_client_names_a_server_that_speaks_something_else() -> None:
             await within(client.request(b"x"))
 
 
+async def test_a_client_whose_setup_was_taken_is_not_told_that_it_was_rejected() -> None:
+    """Though no response has come: it hears of no SETUP that is taken."""
+    async with (
+        serving(config=brisk(frame_bytes=1 << 16)) as server,
+        await connect(server.address) as client,
+    ):
+        with pytest.raises(ConnectionLost, match=r"ended the connection: .*_bytes") as caught:
+            await within(client.request(bytes(1 << 17)))
+        assert not isinstance(caught.value, ConnectFailed)
+
+
 async def test_a_silent_peer_loses_its_place() -> None:
     config = brisk(timing={"connect_timeout": 0.1})
     async with serving(config=config) as server:

@@ -427,9 +427,10 @@ class ReactiveConnection:
             self._accepted()
             self._held += self._requester.take_error(stream, decoder.data)
         elif kind == frames.ERROR:
-            rejected = self.client and self.state is ReactiveState.OFFERED
-            name = events.REJECTED if rejected else events.PEER_FAILED
-            self._end((name, bytes(decoder.data)))
+            data = bytes(decoder.data)
+            offered = self.client and self.state is ReactiveState.OFFERED
+            rejected = offered and reasons.rejects_setup(data)
+            self._end((events.REJECTED if rejected else events.PEER_FAILED, data))
         elif kind == frames.EXT:
             self._take_extension(decoder)
         # What is left is a SETUP too many (RS-R11), or may be ignored.

@@ -73,6 +73,23 @@ def test_a_setup_is_rejected() -> None:
     assert reasons.decode_reason(sent.data) == ("REJECTED_SETUP", "who are you?")
 
 
+@pytest.mark.parametrize(
+    ("data", "event"),
+    [
+        (b"REJECTED_SETUP: who are you?", events.REJECTED),
+        (b"INVALID_SETUP: too large", events.REJECTED),
+        (b"go away", events.REJECTED),
+        (b"", events.REJECTED),
+        (b"\xff" * 100, events.REJECTED),
+        (b"INVALID: a frame is too large", events.PEER_FAILED),
+        (b"CANCELED: it closes", events.PEER_FAILED),
+    ],
+)
+def test_an_error_that_does_not_mean_the_setup_does_not_reject_it(data: bytes, event: str) -> None:
+    client = Lone(client=True)
+    assert client.receive(frame("ERROR", 0, data)) == [(event, data)]
+
+
 @pytest.mark.requirement("RS-12")
 @pytest.mark.parametrize(
     "data",
