@@ -407,7 +407,7 @@ class ReactiveSocketConnection:
         full = core.full or not memory.may_read(core.whole_bytes, now)
         if not full:
             self._refusing = False
-        if self._face.crowded or (full and not self._refusing):
+        if self._face.crowded or core.unheard or (full and not self._refusing):
             if self._held_since is None:
                 self._held_since = now
                 if transport is not None:

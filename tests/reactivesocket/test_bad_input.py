@@ -249,6 +249,26 @@ async def test_more_streams_than_may_be_open_are_refused() -> None:
         peer.close()
 
 
+@pytest.mark.parametrize("family", ["tcp", "ws", "tls"])
+async def test_a_burst_above_the_limit_of_streams_is_answered_one_by_one(
+    family: str, tmp_path: Path
+) -> None:
+    config = brisk(streams=5, unsent_answers=20)
+    async with serving(family, tmp_path, config) as server:
+        async with await connect(server.address, config=BRISK) as client:
+            waiting = [asyncio.ensure_future(client.request(b"wait")) for _ in range(5)]
+            asked = [client.request(b"x" * 10, timeout=20) for _ in range(3000)]
+            found = await within(asyncio.gather(*asked, return_exceptions=True))
+            refused = [each for each in found if isinstance(each, ReactiveError)]
+            assert {each.word for each in refused} == {"REJECTED"}
+            assert len(refused) == 3000
+            assert not client.closed
+            for each in waiting:
+                each.cancel()
+            await asyncio.wait(waiting)
+            assert (await within(client.request(b"echo on"))).data == b"on"
+
+
 @pytest.mark.parametrize(
     ("said", "text"),
     [

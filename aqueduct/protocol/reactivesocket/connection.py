@@ -64,7 +64,7 @@ class ReactiveConnection:
     ``take_message`` gives one. What waits for streams leaves in turn, a frame each.
 
     **Memory.** ``release`` what events cost once it is done with. While the connection is ``full``
-    read nothing. While it is not ``writable`` requests and items are refused.
+    or ``unheard`` read nothing. While it is not ``writable`` requests and items are refused.
 
     **Failure.** A violation by the peer ends the connection: FAILED is the last event, ``error``
     what it was. A server has an ERROR to send then: ``take`` until ``idle``, and close.
@@ -102,6 +102,8 @@ class ReactiveConnection:
         self._held = 0
         self._refused = False
         """Something was refused as too much waits to leave."""
+        self._left_over = 0
+        """Answers that waited when what could leave had left."""
         if client:
             if size_of(setup) > settings.setup_bytes:
                 raise LocalProtocolError(
@@ -167,7 +169,7 @@ class ReactiveConnection:
 
     def events_received(self) -> list[events.Event]:
         """What happened since the last call, in order; see ``events``."""
-        self._tell_writable()  # a cancel may have made room
+        self._looked()  # a cancel may have made room
         found = self._events[:]
         self._events.clear()
         return found
@@ -192,13 +194,13 @@ class ReactiveConnection:
         while size < limit and (frame := self._outbox.take()) is not None:
             buffers += frame[0]
             size += frame[1]
-        self._tell_writable()
+        self._looked()
         return buffers, size
 
     def take_message(self) -> OutFrame | None:
         """The next frame, as a message of its own; None: nothing waits."""
         frame = self._outbox.take()
-        self._tell_writable()
+        self._looked()
         return frame
 
     @property
@@ -209,6 +211,11 @@ class ReactiveConnection:
         it only after that has come. Requests are rejected meanwhile.
         """
         return self._held >= self.settings.receive_bytes and not self._responder.unasked_streams
+
+    @property
+    def unheard(self) -> bool:
+        """``ReactiveSocket.unsent_answers`` wait to leave: receive no more until some have left."""
+        return self._outbox.answers >= self.settings.unsent_answers
 
     @property
     def held_bytes(self) -> int:
@@ -368,7 +375,9 @@ class ReactiveConnection:
                 "wait for WRITABLE"
             )
 
-    def _tell_writable(self) -> None:
+    def _looked(self) -> None:
+        """The owner has had a look: what waits now could not leave."""
+        self._left_over = self._outbox.answers
         if self._refused and self._outbox.cost < self.settings.send_bytes:
             self._refused = False
             self._events.append((events.WRITABLE,))
@@ -466,8 +475,9 @@ class ReactiveConnection:
         )
 
     def _check_answers(self) -> None:
+        """Those of one turn may be more: none of them could leave before the owner looks."""
         most = self.settings.unsent_answers
-        if self._outbox.answers > most:
+        if self._outbox.answers > most and self._left_over >= most:
             raise LimitExceeded(
                 f"more than {most} errors and cancels wait to leave: the peer does not read "
                 "(ReactiveSocket.unsent_answers)"

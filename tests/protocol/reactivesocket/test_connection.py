@@ -358,6 +358,24 @@ def test_a_peer_that_causes_answers_and_reads_none_is_cut_off() -> None:
     assert len(lone.sent()) == 1
 
 
+def test_answers_that_come_at_once_are_no_fault_of_the_peer() -> None:
+    lone = Lone(limited(streams=1, unsent_answers=5))
+    for first in (3, 103):
+        lone.receive(b"".join(frame("REQUEST_STREAM", first + 2 * k, n=1) for k in range(21)))
+        assert lone.core.error is None
+        assert lone.core.unheard
+        assert [each.name for each in lone.sent()] == ["ERROR"] * (20 if first == 3 else 21)
+        assert not lone.core.unheard
+
+
+def test_streams_that_are_due_at_once_are_answered_all() -> None:
+    lone = Lone(limited(unsent_answers=5))
+    lone.receive(b"".join(frame("REQUEST_STREAM", 1 + 2 * k, n=0) for k in range(20)))
+    lone.core.handle_deadline(1000.0)
+    assert lone.core.error is None
+    assert [each.name for each in lone.sent()] == ["ERROR"] * 20
+
+
 def test_a_connection_is_full_until_what_came_is_released() -> None:
     lone = Lone(limited(receive_bytes=3000))
     lone.receive(frame("REQUEST_FNF", 1, bytes(500)))
