@@ -117,7 +117,9 @@ class ReactiveSocketConnection:
         self._eager = EagerTaskFactory(self._loop)
         self._rejected = False
         self._stuck_since: float | None = None
-        """When the kernel began to take nothing of what waits to leave; None: it takes more."""
+        """When the peer has last taken some of what waits to leave; None: the kernel takes it."""
+        self._untaken = 0
+        """Bytes that had not been taken then."""
         self._held_since: float | None = None
         """When this side began to read nothing, as too much is in use; None: it reads."""
         self._refusing = False
@@ -422,7 +424,7 @@ class ReactiveSocketConnection:
         if self._transport is None or self._transport.free:
             self._stuck_since = None
         elif self._stuck_since is None:
-            self._stuck_since = self._loop.time()
+            self._stuck_since, self._untaken = self._loop.time(), self._transport.untaken
         due = self.core.next_deadline()
         timing = self.config.timing
         if self._stuck_since is not None:
@@ -442,7 +444,12 @@ class ReactiveSocketConnection:
         self._timer = None
         now, timing = self._loop.time(), self.config.timing
         stuck, held = self._stuck_since, self._held_since
-        if stuck is not None and now >= stuck + timing.progress_deadline:
+        transport = self._transport
+        if stuck is None or transport is None or now < stuck + timing.progress_deadline:
+            pass
+        elif (untaken := transport.untaken) != self._untaken:
+            self._stuck_since, self._untaken = now, untaken  # it is slow
+        else:
             seconds = timing.progress_deadline
             self.abandon(
                 f"the peer has taken nothing for {seconds:g} s of what waits to leave "

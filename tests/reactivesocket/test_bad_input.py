@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
+import socket
 import ssl
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -359,6 +361,26 @@ async def test_a_peer_that_takes_nothing_is_given_up() -> None:
         await within(connection.wait_closed())
         assert "has taken nothing for 0.3 s" in str(connection.error)
         peer.close()
+
+
+async def test_a_peer_that_reads_slowly_is_kept(tmp_path: Path) -> None:
+    """Though the kernel wants nothing meanwhile: not before most of what it has is taken."""
+    config = brisk(timing={"progress_deadline": 0.5})
+    loop = asyncio.get_running_loop()
+    async with serving("unix", tmp_path, config) as server:
+        with closing(socket.socket(socket.AF_UNIX)) as peer:
+            peer.setblocking(False)
+            await loop.sock_connect(peer, server.address.path)
+            asked = SETUP + frame(frames.REQUEST_SUB, 1, b"ever 1000000", n=MOST)
+            await loop.sock_sendall(peer, asked)
+            await eventually(lambda: server.connections)
+            (connection,) = server.connections
+            for _ in range(40):
+                assert await within(loop.sock_recv(peer, 16_000))
+                await asyncio.sleep(0.05)
+            assert not connection.closed
+            await within(connection.wait_closed())  # it reads no more
+            assert "has taken nothing for 0.5 s" in str(connection.error)
 
 
 async def test_a_peer_that_reads_all_the_time_is_kept(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from aqueduct.carriers.binding import host_port
-from aqueduct.carriers.stream.sockets import limit_silence, scratch, tune
+from aqueduct.carriers.stream.sockets import limit_silence, scratch, tune, untaken
 from aqueduct.config import Config
 
 __all__ = ["ByteTransport", "prepare"]
@@ -145,6 +145,14 @@ class ByteTransport(asyncio.BufferedProtocol):
             and not self._closed
             and not transport.is_closing()
         )
+
+    @property
+    def untaken(self) -> int:
+        """Bytes that the kernel and asyncio have. While it is not ``free`` a change is progress."""
+        sock, transport = self.extra("socket"), self._transport
+        if sock is None or transport is None:
+            return 0
+        return untaken(sock) + transport.get_write_buffer_size()
 
     def write(self, data: bytes) -> None:
         """Sends this next: of a handshake, or a close, which are short."""
