@@ -92,9 +92,8 @@ class ReactiveSocketServer(AsyncClosing):
 
     async def stop(self) -> None:
         """Accepts no more. Connections go on."""
-        if not self._closed:
-            self._closed = True
-            await self.accepting.close()
+        self._closed = True
+        await self.accepting.close()
 
     async def close(self) -> None:
         """Accepts no more, closes every connection, and waits for the end of its tasks.
