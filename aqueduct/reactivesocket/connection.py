@@ -198,14 +198,15 @@ class ReactiveSocketConnection:
             error = ConnectionLost(_CLOSED, code=0)
             for awaited in tuple(face.requested.values()):
                 awaited.end(error)
+            until = self._loop.time() + self.config.timing.close_linger
             self.advance()
             try:
-                async with asyncio.timeout(self.config.timing.close_linger):
+                async with asyncio.timeout_at(until):
                     await self._changes.until(lambda: face.error is not None or self._all_left())
             except TimeoutError:
                 log.info("%s: it did not take everything before the close", self.peer)
             finally:
-                self._over(error)
+                self._over(error, until)
         await self.wait_closed()
 
     async def wait_closed(self) -> None:
@@ -619,8 +620,8 @@ class ReactiveSocketConnection:
         else:
             self.rejected(text)
 
-    def _over(self, error: ConnectionLost) -> None:
-        """Tells every handle, and lets the transport go."""
+    def _over(self, error: ConnectionLost, until: float | None = None) -> None:
+        """Tells every handle, and lets the transport go; see ``finish`` of it for ``until``."""
         face = self._face
         if face.error is not None:
             return
@@ -633,7 +634,8 @@ class ReactiveSocketConnection:
         transport = self._transport
         if transport is not None:
             # In TLS there is no half of a close: the peer closes when it has read the ERROR.
-            transport.finish(drain=True, last=self.core.error is not None or self._rejected)
+            last = self.core.error is not None or self._rejected
+            transport.finish(drain=True, last=last, until=until)
         self.core.receive_eof()
         requests, awaited_ones = tuple(face.responding.values()), tuple(face.requested.values())
         face.requested.clear()

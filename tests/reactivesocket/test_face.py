@@ -571,6 +571,26 @@ async def test_close_ends_both_sides_and_tells_them() -> None:
             await pair.server.request(b"x")
 
 
+async def test_a_close_takes_close_linger_in_all() -> None:
+    loop = asyncio.get_running_loop()
+    async with serving(config=brisk(timing={"close_linger": 0.3})) as server:
+        peer = await Peer.connect(server, frame(frames.SETUP))
+        peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        peer.say(frame(frames.REQUEST_SUB, 1, b"ever 100000", n=MOST))
+        await eventually(lambda: server.connections)
+        (connection,) = server.connections
+        transport = connection._transport
+        assert transport is not None
+        await eventually(lambda: not transport.free)
+        closing = asyncio.ensure_future(connection.close())
+        await asyncio.sleep(0)
+        latest = loop.time() + 0.3
+        await within(closing)
+        assert transport._linger is not None
+        assert transport._linger.when() <= latest
+        peer.close()
+
+
 async def test_what_was_sent_arrives_before_the_close() -> None:
     came: list[int] = []
 

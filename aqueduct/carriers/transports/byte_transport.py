@@ -169,8 +169,12 @@ class ByteTransport(asyncio.BufferedProtocol):
         else:
             self._answer = data
 
-    def finish(self, *, drain: bool = False, last: bool = False) -> None:
-        """Closes it once everything has left, or after Timing.close_linger.
+    def finish(
+        self, *, drain: bool = False, last: bool = False, until: float | None = None
+    ) -> None:
+        """Closes it once everything has left, or at the time ``until``.
+
+        None: after Timing.close_linger.
 
         ``drain``: what the peer still sends is read and forgotten. Otherwise the kernel would tell
         the peer of a reset, at which it may not read what was said last. ``last``: what was said
@@ -198,8 +202,9 @@ class ByteTransport(asyncio.BufferedProtocol):
                 transport.resume_reading()
             else:
                 transport.close()
-            linger = self.config.timing.close_linger
-            self._linger = self._loop.call_later(linger, transport.abort)
+            if until is None:
+                until = self._loop.time() + self.config.timing.close_linger
+            self._linger = self._loop.call_at(until, transport.abort)
 
     def abort(self) -> None:
         """Ends it now. Nobody hears of it any more."""
