@@ -301,6 +301,11 @@ async def serve(
             f"{found}: tls, with the certificate to show, is for {TLS}:// and {REACTIVE}wss:// "
             "alone and needed there; dev_certificate() makes one"
         )
+    if origins and not found.web:
+        raise ConfigError(
+            f"{found}: origins are of web pages, which connect to {REACTIVE}ws:// and "
+            f"{REACTIVE}wss:// alone"
+        )
     own_loop(asyncio.get_running_loop())
     if bound is None:
         (bound,) = await bind(found, backlog=config.byte_stream.backlog)

@@ -681,6 +681,11 @@ async def test_an_address_that_cannot_work() -> None:
         await connect("reactivesocket+unix:///nowhere/at/all")
 
 
+async def test_origins_where_no_web_page_connects() -> None:
+    with pytest.raises(ConfigError, match="origins are of web pages"):
+        await serve(None, "reactivesocket+tcp://127.0.0.1:0", origins=["https://example.org"])
+
+
 @pytest.mark.parametrize("family", ["tls"])
 async def test_a_server_shows_a_certificate(family: str, tmp_path: Path) -> None:
     async with serving(family, tmp_path) as server:
