@@ -26,6 +26,7 @@ from aqueduct.errors import (
     ReactiveError,
     Refused,
 )
+from aqueduct.protocol.reactivesocket.cost import HEADER_BYTES
 from aqueduct.protocol.reactivesocket.reasons import CANCELED
 from aqueduct.reactivesocket import ReactiveItem, ReactiveSocketConnection
 from aqueduct.rpc.describe import Description, HandlerDescription
@@ -42,7 +43,6 @@ __all__ = ["ReactiveAnswer", "ReactiveExchange"]
 
 _EVER: Final = 7 * 86400.0
 """Seconds for one request: the exchange watches all of them, and ends them earlier."""
-_HEADER: Final = 12
 """Bytes of a frame that are no data of a request."""
 _DEADLINE: Final = 16
 """Digits by which a deadline may be longer than another one."""
@@ -211,7 +211,7 @@ class ReactiveExchange:
 
     def _requests(self, batch: pa.RecordBatch) -> list[tuple[list[Any], int]]:
         """Requests for a batch, which is split by rows where it is above the limit of a frame."""
-        most = self._config.reactivesocket.frame_bytes - _HEADER
+        most = self._config.reactivesocket.frame_bytes - HEADER_BYTES
         encoded = self._encode(batch)
         room = most - self._head_size
         if encoded.size <= room:

@@ -20,6 +20,7 @@ from aqueduct.errors import (
     RemoteProtocolError,
 )
 from aqueduct.escaping import escape
+from aqueduct.protocol.reactivesocket.cost import HEADER_BYTES
 from aqueduct.reactivesocket.transport import FrameUser
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["WebTransport", "require_websockets"]
 
-_HEADER: Final = 12  # of a frame without its length
 _REASON: Final = 120  # bytes of the reason of a close; 123 are possible
 _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\n\r\n"
 _TOO_EARLY: Final = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
@@ -104,7 +104,7 @@ class WebTransport(ByteTransport):
             allowed: list[Any] = [None, *origins]
             self._ws = self._server = ServerProtocol(origins=allowed, max_size=most)
         if self._stranger:
-            self._ws.max_message_size = self._settings.setup_bytes + _HEADER
+            self._ws.max_message_size = self._settings.setup_bytes + HEADER_BYTES
             self._ws.recv_frame = self._take_first
 
     # ByteTransport

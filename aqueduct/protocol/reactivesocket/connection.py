@@ -16,7 +16,7 @@ from aqueduct.errors import (
     SequenceError,
 )
 from aqueduct.protocol.reactivesocket import events, reasons
-from aqueduct.protocol.reactivesocket.cost import FRAME_COST, STREAM_COST, size_of
+from aqueduct.protocol.reactivesocket.cost import FRAME_COST, HEADER_BYTES, STREAM_COST, length_of
 from aqueduct.protocol.reactivesocket.outbox import (
     Buffer,
     FrameQueue,
@@ -29,7 +29,6 @@ from aqueduct.protocol.reactivesocket.state import CONNECTION, ReactiveInput, Re
 
 __all__ = ["ReactiveConnection"]
 
-_HEADER = 12
 _REQUESTS = frozenset(
     (
         frames.REQUEST_RESPONSE,
@@ -105,16 +104,16 @@ class ReactiveConnection:
         self._left_over = 0
         """Answers that waited when what could leave had left."""
         if client:
-            if size_of(setup) > settings.setup_bytes:
+            if length_of(setup) > settings.setup_bytes:
                 raise LocalProtocolError(
-                    f"a SETUP of {size_of(setup)} bytes is above {settings.setup_bytes} "
+                    f"a SETUP of {length_of(setup)} bytes is above {settings.setup_bytes} "
                     "(ReactiveSocket.setup_bytes)"
                 )
             self._change(ReactiveInput.SETUP)
             self._outbox.urge(self._outbox.frame(frames.SETUP, 0, buffers_of(setup)))
         elif setup_required:
             # Before its SETUP a peer is a stranger: it gets no memory for more.
-            self._decoder.allow(settings.setup_bytes + _HEADER, "setup_bytes")
+            self._decoder.allow(settings.setup_bytes + HEADER_BYTES, "setup_bytes")
 
     # Inputs
 
@@ -402,7 +401,7 @@ class ReactiveConnection:
     def _take_first(self, decoder: ReactiveFrameDecoder, now: float) -> None:
         """The first frame at a server."""
         if decoder.type == frames.SETUP:
-            size = size_of(decoder.data)
+            size = length_of(decoder.data)
             if size > self.settings.setup_bytes:
                 raise LimitExceeded(
                     f"a SETUP of {size} bytes is above {self.settings.setup_bytes} "
@@ -449,7 +448,7 @@ class ReactiveConnection:
             crowded = self._crowded()
             if crowded:  # nothing answers an extension, so its sender would not hear of it
                 raise LimitExceeded(f"an extension of type {decoder.extended_type:#x}: {crowded}")
-            cost = size_of(decoder.data) + FRAME_COST
+            cost = length_of(decoder.data) + FRAME_COST
             self._held += cost
             self._events.append((events.EXTENSION, decoder.extended_type, decoder.data, cost))
         elif not decoder.flags & frames.IGNORE:

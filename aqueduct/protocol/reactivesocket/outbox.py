@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from aqueduct._speedups.reactivesocket import reactive_frames as frames
-from aqueduct.protocol.reactivesocket.cost import FRAME_COST
+from aqueduct.protocol.reactivesocket.cost import FRAME_COST, HEADER_BYTES
 from aqueduct.protocol.reactivesocket.demand import UNBOUNDED
 
 __all__ = ["Buffer", "FrameQueue", "OutFrame", "ReactiveOutbox"]
@@ -15,8 +15,6 @@ __all__ = ["Buffer", "FrameQueue", "OutFrame", "ReactiveOutbox"]
 Buffer: TypeAlias = bytes | bytearray | memoryview
 OutFrame: TypeAlias = tuple[list[Any], int]
 """Buffers in wire order, and their bytes."""
-
-_HEADER: int = 12
 
 
 class FrameQueue:
@@ -44,7 +42,7 @@ class ReactiveOutbox:
 
     def __init__(self, *, framed: bool, frame_bytes: int) -> None:
         self._framed = framed
-        self.data_most = frame_bytes - _HEADER
+        self.data_most = frame_bytes - HEADER_BYTES
         """Bytes of data in a frame that has a number of items or none."""
         self._urgent: deque[tuple[OutFrame, bool]] = deque()
         self._ready: OrderedDict[int, FrameQueue] = OrderedDict()
