@@ -436,6 +436,7 @@ def test_a_stream_that_ends_does_not_wait_to_be_asked(end: str) -> None:
     assert lone.core.full
 
 
+@pytest.mark.requirement("RS-18")
 @pytest.mark.parametrize("end", ["complete", "fail_stream"])
 def test_a_cancel_drops_what_waits_of_a_stream_that_has_ended(end: str) -> None:
     lone = Lone()
