@@ -478,8 +478,8 @@ class ReactiveSocket:
     """What frames cost that wait to leave: their bytes, and 256 for each. Above this requests and
     items are refused; one may be larger alone."""
     unsent_answers: Count = 1024
-    """Errors and cancels that the peer has caused and that wait to leave; a peer that causes more
-    does not read."""
+    """Errors and cancels that the peer has caused and that wait to leave. While so many do nothing
+    more is read from the connection. A peer that takes none of them is given up."""
     json_values: Count = 1_000_000
     """Values, names and brackets of a request in JSON, about as many objects of Python. They are
     counted before any is made; a request with more is refused. So is one whose columns have more

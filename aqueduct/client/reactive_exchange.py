@@ -30,6 +30,7 @@ from aqueduct.errors import (
     Refused,
     UnknownHandler,
 )
+from aqueduct.protocol.reactivesocket.cost import HEADER_BYTES
 from aqueduct.protocol.reactivesocket.reasons import CANCELED
 from aqueduct.reactivesocket import ReactiveItem, ReactiveSocketConnection
 from aqueduct.rpc.describe import Description, HandlerDescription
@@ -47,7 +48,6 @@ __all__ = ["ReactiveAnswer", "ReactiveExchange"]
 
 _EVER: Final = 7 * 86400.0
 """Seconds for one request: the exchange watches all of them, and ends them earlier."""
-_HEADER: Final = 12
 """Bytes of a frame that are no data of a request."""
 _DEADLINE: Final = 16
 """Digits by which a deadline may be longer than another one."""
@@ -107,7 +107,7 @@ class ReactiveExchange:
         self._reports = options.report_failures
         assert head.schema is not None
         said = sum(map(len, encode_request(head))) + len(serialize_schema(head.schema))
-        self._most = config.reactivesocket.frame_bytes - _HEADER
+        self._most = config.reactivesocket.frame_bytes - HEADER_BYTES
         self._room = self._most - said - 2 * ALIGNMENT - _DEADLINE
         """Bytes of a batch for which a request has room in any case."""
         # Of the thread.

@@ -117,7 +117,9 @@ class ReactiveSocketConnection:
         self._eager = EagerTaskFactory(self._loop)
         self._rejected = False
         self._stuck_since: float | None = None
-        """When the kernel began to take nothing of what waits to leave; None: it takes more."""
+        """When the peer has last taken some of what waits to leave; None: the kernel takes it."""
+        self._untaken = 0
+        """Bytes that had not been taken then."""
         self._held_since: float | None = None
         """When this side began to read nothing, as too much is in use; None: it reads."""
         self._refusing = False
@@ -196,14 +198,15 @@ class ReactiveSocketConnection:
             error = ConnectionLost(_CLOSED, code=0)
             for awaited in tuple(face.requested.values()):
                 awaited.end(error)
+            until = self._loop.time() + self.config.timing.close_linger
             self.advance()
             try:
-                async with asyncio.timeout(self.config.timing.close_linger):
+                async with asyncio.timeout_at(until):
                     await self._changes.until(lambda: face.error is not None or self._all_left())
             except TimeoutError:
                 log.info("%s: it did not take everything before the close", self.peer)
             finally:
-                self._over(error)
+                self._over(error, until)
         await self.wait_closed()
 
     async def wait_closed(self) -> None:
@@ -407,7 +410,7 @@ class ReactiveSocketConnection:
         full = core.full or not memory.may_read(core.whole_bytes, now)
         if not full:
             self._refusing = False
-        if self._face.crowded or (full and not self._refusing):
+        if self._face.crowded or core.unheard or (full and not self._refusing):
             if self._held_since is None:
                 self._held_since = now
                 if transport is not None:
@@ -422,7 +425,7 @@ class ReactiveSocketConnection:
         if self._transport is None or self._transport.free:
             self._stuck_since = None
         elif self._stuck_since is None:
-            self._stuck_since = self._loop.time()
+            self._stuck_since, self._untaken = self._loop.time(), self._transport.untaken
         due = self.core.next_deadline()
         timing = self.config.timing
         if self._stuck_since is not None:
@@ -442,7 +445,12 @@ class ReactiveSocketConnection:
         self._timer = None
         now, timing = self._loop.time(), self.config.timing
         stuck, held = self._stuck_since, self._held_since
-        if stuck is not None and now >= stuck + timing.progress_deadline:
+        transport = self._transport
+        if stuck is None or transport is None or now < stuck + timing.progress_deadline:
+            pass
+        elif (untaken := transport.untaken) != self._untaken:
+            self._stuck_since, self._untaken = now, untaken  # it is slow
+        else:
             seconds = timing.progress_deadline
             self.abandon(
                 f"the peer has taken nothing for {seconds:g} s of what waits to leave "
@@ -564,13 +572,14 @@ class ReactiveSocketConnection:
     def _cancelled(self, event: events.Event) -> None:
         """A request of the peer has ended by what the peer did."""
         kind, stream = event[0], event[1]
+        why = "the peer has cancelled it" if kind == events.CANCELLED else str(event[2])
         if kind == events.CANCELLED:
             self._doomed[stream] -= 1
             if not self._doomed[stream]:
                 del self._doomed[stream]
         request = self._face.responding.get(stream)
         if request is not None:
-            request.end()
+            request.end(why)
         early = self._early.pop(stream, None) if self._early else None
         if early is not None:
             self.core.release(early[-1])
@@ -587,6 +596,10 @@ class ReactiveSocketConnection:
             work = _Answering(answering, request, self._answering)
             self._answering.add(work)
             self._eager.start(work)
+        elif answering is not None:
+            found = type(answering).__name__
+            log.error("the responder must return a coroutine or None, not %s: %r", found, request)
+            request.fail("the responder failed")
 
     def _decide(self) -> None:
         """At a server: whether the SETUP is taken."""
@@ -607,8 +620,8 @@ class ReactiveSocketConnection:
         else:
             self.rejected(text)
 
-    def _over(self, error: ConnectionLost) -> None:
-        """Tells every handle, and lets the transport go."""
+    def _over(self, error: ConnectionLost, until: float | None = None) -> None:
+        """Tells every handle, and lets the transport go; see ``finish`` of it for ``until``."""
         face = self._face
         if face.error is not None:
             return
@@ -621,12 +634,13 @@ class ReactiveSocketConnection:
         transport = self._transport
         if transport is not None:
             # In TLS there is no half of a close: the peer closes when it has read the ERROR.
-            transport.finish(drain=True, last=self.core.error is not None or self._rejected)
+            last = self.core.error is not None or self._rejected
+            transport.finish(drain=True, last=last, until=until)
         self.core.receive_eof()
         requests, awaited_ones = tuple(face.responding.values()), tuple(face.requested.values())
         face.requested.clear()
         for request in requests:
-            request.end()
+            request.end(str(error))
         current = asyncio.current_task(self._loop)
         for work in self._answering:
             work.connection_ended(current)

@@ -78,6 +78,7 @@ async def connect(
     connection.carry(transport)
     deadline = loop.time() + config.timing.connect_timeout
     sock: socket.socket | None = None
+    process().opened()  # from here on: others may dial meanwhile
     try:
         async with asyncio.timeout_at(deadline):
             sock = await dialing.reach(deadline)
@@ -116,13 +117,10 @@ class _Attempt:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._dialing = dialing
-        self._counted = False
 
     def made(self, connection: ReactiveSocketConnection) -> None:
         """The transport is there, within TLS if that was asked for."""
         self._dialing.check(self.transport)
-        process().opened()
-        self._counted = True
 
     def opened(self, connection: ReactiveSocketConnection) -> None:
         """Frames may flow."""
@@ -135,8 +133,7 @@ class _Attempt:
 
     def over(self, connection: ReactiveSocketConnection) -> None:
         """The connection is over."""
-        if self._counted:
-            process().closed()
+        process().closed()
         if not self.done.done():
             error = connection.error
             if not isinstance(error, ConnectFailed):

@@ -244,7 +244,9 @@ class ReactiveStream:
         """The next item; None once the stream is complete.
 
         Raises ReactiveError, ConnectionLost, RemoteProtocolError for what the peer did wrong on
-        this stream, and TimeoutError if ``timeout`` (seconds) is given.
+        this stream, and TimeoutError after ``timeout`` (seconds; None: it waits for as long as the
+        peer takes). The first item may wait for room to send its request. That has
+        Timing.progress_deadline, and raises TimeoutError, too.
         """
         if timeout is None:
             return await self._next()

@@ -40,6 +40,7 @@ class ReactiveRequest:
         "_cost",
         "_face",
         "_waiters",
+        "_why",
         "connection",
         "data",
         "ended",
@@ -70,6 +71,8 @@ class ReactiveRequest:
         self._face = face
         self._cost = cost
         self._waiters = Waiters()
+        self._why = "a fire is not answered" if self.ended else ""
+        """What has ended it."""
         face.in_hand += cost
 
     @property
@@ -114,14 +117,15 @@ class ReactiveRequest:
     async def send(self, data: Data) -> None:
         """Sends an item once it was asked for and there is room. That of a "request" ends it.
 
-        Raises Ended if the peer has cancelled, ConnectionLost if the connection is over. How long
-        the peer takes to ask for it is the peer's affair; one that reads nothing is given up.
+        Raises Ended if it has ended, most often as the peer has cancelled it, and ConnectionLost if
+        the connection is over. How long the peer takes to ask for it is the peer's affair; one that
+        reads nothing is given up.
         """
         await self._waiters.until(lambda: self.ended or self.writable)
         sent = self.complete(data) if self.kind == "request" else self.send_nowait(data)
         if not sent:
             self._face.usable()
-            raise Ended(f"request {self.stream} has ended: the peer has cancelled it")
+            raise Ended(f"request {self.stream} takes no item: {self._why}")
 
     def complete(self, data: Data | None = None) -> bool:
         """Ends it, with a last item unless ``data`` is None. False: it had ended.
@@ -130,14 +134,14 @@ class ReactiveRequest:
         """
         if self.ended or not self._face.core.complete(self.stream, data):
             return False
-        self._finish()
+        self._finish("this side has completed it")
         return True
 
     def fail(self, text: str, word: str = APPLICATION_ERROR) -> bool:
         """Ends it with an ERROR of this text. False: it had ended."""
         if self.ended or not self._face.core.fail_stream(self.stream, text, word=word):
             return False
-        self._finish()
+        self._finish("this side has ended it with an ERROR")
         return True
 
     def __del__(self) -> None:
@@ -158,10 +162,10 @@ class ReactiveRequest:
                 log.exception("on_change of %r failed", self)
                 self.fail("the responder failed")
 
-    def end(self) -> None:
-        """The peer has cancelled it, or the connection is over."""
+    def end(self, why: str) -> None:
+        """The peer, or the end of the connection, has ended it."""
         if not self.ended:
-            self._finish()
+            self._finish(why)
             if self.task is not None:
                 self.task.cancel()
             self.changed()
@@ -175,8 +179,8 @@ class ReactiveRequest:
 
     # Within
 
-    def _finish(self) -> None:
-        self.ended = True
+    def _finish(self, why: str) -> None:
+        self.ended, self._why = True, why
         self._face.forget(self)  # type: ignore[arg-type]
         self._face.responding.pop(self.stream, None)
         self._face.advance_soon()

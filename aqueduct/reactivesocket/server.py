@@ -94,9 +94,8 @@ class ReactiveSocketServer(AsyncClosing):
 
     async def stop(self) -> None:
         """Accepts no more. Connections go on."""
-        if not self._closed:
-            self._closed = True
-            await self.accepting.close()
+        self._closed = True
+        await self.accepting.close()
 
     async def close(self) -> None:
         """Accepts no more, closes every connection, and waits for the end of its tasks.
@@ -307,6 +306,11 @@ async def serve(
         raise ConfigError(
             f"{found}: tls, with the certificate to show, is for {TLS}:// and {REACTIVE}wss:// "
             "alone and needed there; dev_certificate() makes one"
+        )
+    if origins and not found.web:
+        raise ConfigError(
+            f"{found}: origins are of web pages, which connect to {REACTIVE}ws:// and "
+            f"{REACTIVE}wss:// alone"
         )
     own_loop(asyncio.get_running_loop())
     if bound is None:

@@ -23,6 +23,7 @@ from aqueduct.errors import (
     RemoteProtocolError,
 )
 from aqueduct.escaping import escape
+from aqueduct.protocol.reactivesocket.cost import HEADER_BYTES
 from aqueduct.reactivesocket.transport import FrameUser
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["WebTransport", "require_websockets"]
 
-_HEADER: Final = 12  # of a frame without its length
 _REASON: Final = 120  # bytes of the reason of a close; 123 are possible
 _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\n\r\n"
 _TOO_EARLY: Final = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
@@ -301,7 +301,7 @@ class WebTransport(ByteTransport):
                 "and not before",
             )
             return
-        ws.max_message_size = self._settings.setup_bytes + _HEADER
+        ws.max_message_size = self._settings.setup_bytes + HEADER_BYTES
         ws.recv_frame = self._take_first
 
     def _take_first(self, frame: Any) -> None:
@@ -349,7 +349,7 @@ class WebTransport(ByteTransport):
         if frame.opcode in DATA_OPCODES:
             size, most = (
                 len(self._parts or b"") + len(frame.data),
-                self._settings.setup_bytes + _HEADER,
+                self._settings.setup_bytes + HEADER_BYTES,
             )
             if size > most:
                 text = f"a message is too large: over the limit of {most} bytes"

@@ -118,7 +118,7 @@ class ReactiveGateway:
                     given if isinstance(given, Bound) else address,
                     responder=self._answer,
                     authorize_setup=_look_at,
-                    origins=origins,
+                    origins=origins if address.web else (),
                     config=self._host.config,
                     tls=tls if address.certified else None,
                 )

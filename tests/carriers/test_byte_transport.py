@@ -65,6 +65,17 @@ async def everything(sock: socket.socket, size: int) -> bytes:
     return bytes(found)
 
 
+async def still(sender: Sender) -> int:
+    """What the peer has not taken, once the kernels have done what they can."""
+    found = -1
+    for _ in range(1000):
+        before, found = found, sender.untaken
+        if found == before:
+            break
+        await asyncio.sleep(0.02)
+    return found
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_buffers_leave_whole_and_in_order(seed: int) -> None:
     async def run() -> None:
@@ -106,6 +117,37 @@ def test_large_buffers_are_given_to_the_kernel_as_they_are(monkeypatch: pytest.M
             assert len(sizes) == 4, "small buffers are cheaper in one piece"
             sender.cut()
             await asyncio.wait_for(sender.ended, LIMIT)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET])
+def test_what_the_peer_has_not_taken_is_known(family: socket.AddressFamily) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        if family == socket.AF_UNIX:
+            ours, theirs = socket.socketpair()
+        else:
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                ours = socket.create_connection(listener.getsockname())
+                theirs = listener.accept()[0]
+        theirs.setblocking(False)
+        _, sender = await loop.create_connection(lambda: Sender([bytes(16 << 20)]), sock=ours)
+        with theirs:
+            assert sender.untaken == 0
+            sender.flush()
+            before = await still(sender)
+            assert before > 0
+            assert not sender.free
+            taken = 0
+            while sender.untaken == before:
+                taken += len(await asyncio.wait_for(loop.sock_recv(theirs, 4096), LIMIT))
+            assert sender.untaken < before
+            await asyncio.wait_for(everything(theirs, (16 << 20) - taken), LIMIT)
+            assert await still(sender) == 0
+            sender.cut()
+            await asyncio.wait_for(sender.ended, LIMIT)
+            assert sender.untaken == 0
 
     asyncio.run(run())
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
+import socket
 import ssl
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,6 +111,17 @@ async def test_a_client_names_a_server_that_speaks_something_else() -> None:
     async with scripted(web) as where, await connect(where) as client:
         with pytest.raises(ConnectionLost, match=r"broke ReactiveSocket: .*it speaks HTTP"):
             await within(client.request(b"x"))
+
+
+async def test_a_client_whose_setup_was_taken_is_not_told_that_it_was_rejected() -> None:
+    """Though no response has come: it hears of no SETUP that is taken."""
+    async with (
+        serving(config=brisk(frame_bytes=1 << 16)) as server,
+        await connect(server.address) as client,
+    ):
+        with pytest.raises(ConnectionLost, match=r"ended the connection: .*_bytes") as caught:
+            await within(client.request(bytes(1 << 17)))
+        assert not isinstance(caught.value, ConnectFailed)
 
 
 async def test_a_silent_peer_loses_its_place() -> None:
@@ -238,6 +251,26 @@ async def test_more_streams_than_may_be_open_are_refused() -> None:
         peer.close()
 
 
+@pytest.mark.parametrize("family", ["tcp", "ws", "tls"])
+async def test_a_burst_above_the_limit_of_streams_is_answered_one_by_one(
+    family: str, tmp_path: Path
+) -> None:
+    config = brisk(streams=5, unsent_answers=20)
+    async with serving(family, tmp_path, config) as server:
+        async with await connect(server.address, config=BRISK) as client:
+            waiting = [asyncio.ensure_future(client.request(b"wait")) for _ in range(5)]
+            asked = [client.request(b"x" * 10, timeout=20) for _ in range(3000)]
+            found = await within(asyncio.gather(*asked, return_exceptions=True))
+            refused = [each for each in found if isinstance(each, ReactiveError)]
+            assert {each.word for each in refused} == {"REJECTED"}
+            assert len(refused) == 3000
+            assert not client.closed
+            for each in waiting:
+                each.cancel()
+            await asyncio.wait(waiting)
+            assert (await within(client.request(b"echo on"))).data == b"on"
+
+
 @pytest.mark.parametrize(
     ("said", "text"),
     [
@@ -328,6 +361,26 @@ async def test_a_peer_that_takes_nothing_is_given_up() -> None:
         await within(connection.wait_closed())
         assert "has taken nothing for 0.3 s" in str(connection.error)
         peer.close()
+
+
+async def test_a_peer_that_reads_slowly_is_kept(tmp_path: Path) -> None:
+    """Though the kernel wants nothing meanwhile: not before most of what it has is taken."""
+    config = brisk(timing={"progress_deadline": 0.5})
+    loop = asyncio.get_running_loop()
+    async with serving("unix", tmp_path, config) as server:
+        with closing(socket.socket(socket.AF_UNIX)) as peer:
+            peer.setblocking(False)
+            await loop.sock_connect(peer, server.address.path)
+            asked = SETUP + frame(frames.REQUEST_SUB, 1, b"ever 1000000", n=MOST)
+            await loop.sock_sendall(peer, asked)
+            await eventually(lambda: server.connections)
+            (connection,) = server.connections
+            for _ in range(40):
+                assert await within(loop.sock_recv(peer, 16_000))
+                await asyncio.sleep(0.05)
+            assert not connection.closed
+            await within(connection.wait_closed())  # it reads no more
+            assert "has taken nothing for 0.5 s" in str(connection.error)
 
 
 async def test_a_peer_that_reads_all_the_time_is_kept(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from array import array
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,6 +149,44 @@ async def test_on_change_hears_of_a_cancel() -> None:
         assert not request.writable
         with pytest.raises(Ended, match="the peer has cancelled it"):
             await request.send(b"late")
+
+
+async def test_an_item_that_comes_too_late_says_what_has_ended_the_request() -> None:
+    heard: list[str] = []
+
+    async def responder(request: ReactiveRequest) -> None:
+        if bytes(request.data) == b"fail":
+            request.fail("no")
+        elif request.kind != "fire":
+            await request.send(b"first")
+        with pytest.raises(Ended) as caught:
+            await request.send(b"late")
+        heard.append(str(caught.value))
+
+    async with joined(responder=responder) as pair:
+        await pair.client.fire(b"x")
+        await within(pair.client.request(b"x"))
+        with pytest.raises(ReactiveError):
+            await within(pair.client.request(b"fail"))
+        await eventually(lambda: len(heard) == 3)
+    assert heard == [
+        "request 1 takes no item: a fire is not answered",
+        "request 3 takes no item: this side has completed it",
+        "request 5 takes no item: this side has ended it with an ERROR",
+    ]
+
+
+async def test_an_item_for_a_request_that_was_ended_for_its_demand() -> None:
+    requests: list[ReactiveRequest] = []
+    async with serving(responder=requests.append) as server:
+        peer = await Peer.connect(server, frame(frames.SETUP))
+        peer.say(frame(frames.REQUEST_STREAM, 1, b"", n=1))
+        await eventually(lambda: requests)
+        peer.say(frame(frames.REQUEST_N, 1, n=0))
+        assert "INVALID" in await peer.error(1)
+        with pytest.raises(Ended, match=r"request 1 takes no item: .*REQUEST_N"):
+            await requests[0].send(b"late")
+        peer.close()
 
 
 async def test_a_task_that_answers_is_cancelled_with_its_request() -> None:
@@ -298,6 +337,16 @@ async def test_a_responder_that_raises_at_once() -> None:
     async with joined(responder=responder) as pair:
         with pytest.raises(ReactiveError, match="APPLICATION_ERROR: the responder failed"):
             await pair.client.request(b"x")
+
+
+async def test_a_responder_that_is_a_generator_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def generating(request: ReactiveRequest) -> AsyncIterator[bytes]:
+        yield b"never"
+
+    async with joined(responder=generating) as pair:  # type: ignore[arg-type]
+        with pytest.raises(ReactiveError, match="the responder failed"):
+            await pair.client.request(b"x", timeout=5)
+    assert "must return a coroutine or None, not async_generator" in caplog.text
 
 
 async def test_a_second_reader_is_refused() -> None:
@@ -545,6 +594,26 @@ async def test_close_ends_both_sides_and_tells_them() -> None:
             await pair.server.request(b"x")
 
 
+async def test_a_close_takes_close_linger_in_all() -> None:
+    loop = asyncio.get_running_loop()
+    async with serving(config=brisk(timing={"close_linger": 0.3})) as server:
+        peer = await Peer.connect(server, frame(frames.SETUP))
+        peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        peer.say(frame(frames.REQUEST_SUB, 1, b"ever 100000", n=MOST))
+        await eventually(lambda: server.connections)
+        (connection,) = server.connections
+        transport = connection._transport
+        assert transport is not None
+        await eventually(lambda: not transport.free)
+        closing = asyncio.ensure_future(connection.close())
+        await asyncio.sleep(0)
+        latest = loop.time() + 0.3
+        await within(closing)
+        assert transport._linger is not None
+        assert transport._linger.when() <= latest
+        peer.close()
+
+
 async def test_what_was_sent_arrives_before_the_close() -> None:
     came: list[int] = []
 
@@ -602,6 +671,24 @@ async def test_connections_count_in_the_process() -> None:
     assert process().connections == before
 
 
+async def test_connections_that_are_being_made_count_in_the_limit() -> None:
+    async with serving() as server:
+        before = process().connections
+        config = replace(BRISK, limits=replace(BRISK.limits, connections=before + 3))
+        attempts = [connect(server.address, config=config) for _ in range(8)]
+        found = await within(asyncio.gather(*attempts, return_exceptions=True))
+        made = [each for each in found if isinstance(each, ReactiveSocketConnection)]
+        refused = [str(each) for each in found if isinstance(each, ConnectFailed)]
+        assert (len(made), len(refused)) == (3, 5)
+        assert all("(Limits.connections)" in each for each in refused)
+        for each in made:
+            await each.close()
+        await eventually(lambda: process().connections == before)
+        with pytest.raises(ConnectFailed):
+            await connect("reactivesocket+unix:///nobody/listens", config=config)
+        assert process().connections == before
+
+
 async def test_an_address_that_cannot_work() -> None:
     with pytest.raises(ConfigError, match="ReactiveSocket is spoken at reactivesocket"):
         await connect("aqueduct+tcp://127.0.0.1:1")
@@ -615,6 +702,11 @@ async def test_an_address_that_cannot_work() -> None:
         await connect("reactivesocket+tcp://127.0.0.1:1", config=BRISK)
     with pytest.raises(ConnectFailed, match="No such file or directory"):
         await connect("reactivesocket+unix:///nowhere/at/all")
+
+
+async def test_origins_where_no_web_page_connects() -> None:
+    with pytest.raises(ConfigError, match="origins are of web pages"):
+        await serve(None, "reactivesocket+tcp://127.0.0.1:0", origins=["https://example.org"])
 
 
 @pytest.mark.parametrize("family", ["tls"])

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -15,8 +16,8 @@ import pytest
 
 from aqueduct.config import Flow
 from aqueduct.endpoint.accounts import process
-from aqueduct.errors import ConnectionLost
-from aqueduct.reactivesocket import ReactiveRequest, ReactiveSocketConnection, connect
+from aqueduct.errors import ConnectFailed, ConnectionLost
+from aqueduct.reactivesocket import ReactiveRequest, ReactiveSocketConnection, connect, serve
 from tests.reactivesocket.pairs import (
     BRISK,
     FAMILIES,
@@ -186,6 +187,35 @@ async def test_a_server_that_stops_keeps_its_connections() -> None:
         with pytest.raises(ConnectionLost):
             await connect(server.address, config=BRISK)
         assert (await within(client.request(b"echo y"))).data == b"y"
+
+
+@pytest.mark.parametrize("steps", range(1, 4))
+async def test_a_close_that_is_cancelled_leaves_nothing_listening(
+    steps: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "socket"
+    for address in ("reactivesocket+tcp://127.0.0.1:0", f"reactivesocket+unix://{path}"):
+        server = await serve(None, address)
+        closing = asyncio.ensure_future(server.close())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        with pytest.raises(ConnectFailed):
+            await connect(server.address)
+        assert not path.exists()
+        await server.close()
+
+
+async def test_a_second_stop_waits_for_the_first() -> None:
+    server = await serve(None, "reactivesocket+tcp://127.0.0.1:0")
+    first = asyncio.ensure_future(server.stop())
+    await asyncio.sleep(0)
+    await server.stop()
+    with pytest.raises(ConnectFailed):
+        await connect(server.address)
+    await first
+    await server.close()
 
 
 async def test_requests_wait_for_room_in_turn() -> None:

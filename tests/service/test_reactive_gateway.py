@@ -614,7 +614,9 @@ async def test_a_client_that_reads_late_hears_of_the_end_after_the_drain(service
 
 async def test_web_pages_need_their_origin(service):
     address = "reactivesocket+ws://127.0.0.1:0"
-    async with service.serving(address, origins=["https://a.example"], drain=0) as running:
+    origins = ["https://a.example"]
+    # They do not concern the other address.
+    async with service.serving(address, TCP, origins=origins, drain=0) as running:
         async with await connect(running.addresses[0], origin="https://a.example") as client:
             assert rows_of((await client.request(asked("upper", words("a")))).data) == [["A"]]
         with pytest.raises(ConnectFailed, match=r"403"):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import functools
 import os
 import socket
 import struct
 import sys
+import termios
 import threading
 from contextlib import suppress
 from typing import Final
@@ -32,6 +34,7 @@ __all__ = [
     "take_of",
     "tcp_info",
     "tune",
+    "untaken",
     "why",
 ]
 
@@ -219,6 +222,14 @@ def tcp_info(sock: socket.socket) -> tuple[float, int] | None:
         return None
     micros = int.from_bytes(data[_RTT_AT : _RTT_AT + 4], sys.byteorder)
     return micros / 1e6, int.from_bytes(data[_RETRANS_AT : _RETRANS_AT + 4], sys.byteorder)
+
+
+def untaken(sock: socket.socket) -> int:
+    """Bytes that were sent and that the other side has not taken; 0 where no kernel tells."""
+    try:
+        return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except (OSError, ValueError):  # it is closed
+        return 0
 
 
 def why(error: OSError) -> str:

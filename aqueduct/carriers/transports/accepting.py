@@ -137,16 +137,15 @@ class Accepting:
         self._arrivals.discard(arrival)
 
     async def close(self) -> None:
-        """Accepts no more. Connections in their handshake end."""
+        """Accepts no more, also if this is cancelled. Connections in their handshake end."""
         for accepting in self._accepting:
             accepting.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
-        for arrival in tuple(self._arrivals):
-            arrival.give_up()
-        for sock in self._bound.sockets:
-            sock.close()
-        if self._bound.release is not None:
-            self._bound.release()
+        try:
+            await asyncio.gather(*self._accepting, return_exceptions=True)
+        finally:
+            for arrival in tuple(self._arrivals):
+                arrival.give_up()
+            self._bound.close()
 
     def left_behind(self) -> None:
         """In a forked child: the parent listens."""

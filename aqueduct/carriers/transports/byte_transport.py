@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from aqueduct.carriers.binding import host_port
-from aqueduct.carriers.stream.sockets import limit_silence, scratch, tune
+from aqueduct.carriers.stream.sockets import limit_silence, scratch, tune, untaken
 from aqueduct.config import Config
 
 __all__ = ["ByteTransport", "prepare"]
@@ -146,6 +146,14 @@ class ByteTransport(asyncio.BufferedProtocol):
             and not transport.is_closing()
         )
 
+    @property
+    def untaken(self) -> int:
+        """Bytes that the kernel and asyncio have. While it is not ``free`` a change is progress."""
+        sock, transport = self.extra("socket"), self._transport
+        if sock is None or transport is None:
+            return 0
+        return untaken(sock) + transport.get_write_buffer_size()
+
     def write(self, data: bytes) -> None:
         """Sends this next: of a handshake, or a close, which are short."""
         if self._leaving:
@@ -161,8 +169,12 @@ class ByteTransport(asyncio.BufferedProtocol):
         else:
             self._answer = data
 
-    def finish(self, *, drain: bool = False, last: bool = False) -> None:
-        """Closes it once everything has left, or after Timing.close_linger.
+    def finish(
+        self, *, drain: bool = False, last: bool = False, until: float | None = None
+    ) -> None:
+        """Closes it once everything has left, or at the time ``until``.
+
+        None: after Timing.close_linger.
 
         ``drain``: what the peer still sends is read and forgotten. Otherwise the kernel would tell
         the peer of a reset, at which it may not read what was said last. ``last``: what was said
@@ -190,8 +202,9 @@ class ByteTransport(asyncio.BufferedProtocol):
                 transport.resume_reading()
             else:
                 transport.close()
-            linger = self.config.timing.close_linger
-            self._linger = self._loop.call_later(linger, transport.abort)
+            if until is None:
+                until = self._loop.time() + self.config.timing.close_linger
+            self._linger = self._loop.call_at(until, transport.abort)
 
     def abort(self) -> None:
         """Ends it now. Nobody hears of it any more."""

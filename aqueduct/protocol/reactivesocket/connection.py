@@ -16,7 +16,7 @@ from aqueduct.errors import (
     SequenceError,
 )
 from aqueduct.protocol.reactivesocket import events, reasons
-from aqueduct.protocol.reactivesocket.cost import FRAME_COST, STREAM_COST, size_of
+from aqueduct.protocol.reactivesocket.cost import FRAME_COST, HEADER_BYTES, STREAM_COST, length_of
 from aqueduct.protocol.reactivesocket.outbox import (
     Buffer,
     FrameQueue,
@@ -29,7 +29,6 @@ from aqueduct.protocol.reactivesocket.state import CONNECTION, ReactiveInput, Re
 
 __all__ = ["ReactiveConnection"]
 
-_HEADER = 12
 _REQUESTS = frozenset(
     (
         frames.REQUEST_RESPONSE,
@@ -64,7 +63,7 @@ class ReactiveConnection:
     ``take_message`` gives one. What waits for streams leaves in turn, a frame each.
 
     **Memory.** ``release`` what events cost once it is done with. While the connection is ``full``
-    read nothing. While it is not ``writable`` requests and items are refused.
+    or ``unheard`` read nothing. While it is not ``writable`` requests and items are refused.
 
     **Failure.** A violation by the peer ends the connection: FAILED is the last event, ``error``
     what it was. A server has an ERROR to send then: ``take`` until ``idle``, and close.
@@ -102,17 +101,19 @@ class ReactiveConnection:
         self._held = 0
         self._refused = False
         """Something was refused as too much waits to leave."""
+        self._left_over = 0
+        """Answers that waited when what could leave had left."""
         if client:
-            if size_of(setup) > settings.setup_bytes:
+            if length_of(setup) > settings.setup_bytes:
                 raise LocalProtocolError(
-                    f"a SETUP of {size_of(setup)} bytes is above {settings.setup_bytes} "
+                    f"a SETUP of {length_of(setup)} bytes is above {settings.setup_bytes} "
                     "(ReactiveSocket.setup_bytes)"
                 )
             self._change(ReactiveInput.SETUP)
             self._outbox.urge(self._outbox.frame(frames.SETUP, 0, buffers_of(setup)))
         elif setup_required:
             # Before its SETUP a peer is a stranger: it gets no memory for more.
-            self._decoder.allow(settings.setup_bytes + _HEADER, "setup_bytes")
+            self._decoder.allow(settings.setup_bytes + HEADER_BYTES, "setup_bytes")
 
     # Inputs
 
@@ -167,7 +168,7 @@ class ReactiveConnection:
 
     def events_received(self) -> list[events.Event]:
         """What happened since the last call, in order; see ``events``."""
-        self._tell_writable()  # a cancel may have made room
+        self._looked()  # a cancel may have made room
         found = self._events[:]
         self._events.clear()
         return found
@@ -192,13 +193,13 @@ class ReactiveConnection:
         while size < limit and (frame := self._outbox.take()) is not None:
             buffers += frame[0]
             size += frame[1]
-        self._tell_writable()
+        self._looked()
         return buffers, size
 
     def take_message(self) -> OutFrame | None:
         """The next frame, as a message of its own; None: nothing waits."""
         frame = self._outbox.take()
-        self._tell_writable()
+        self._looked()
         return frame
 
     @property
@@ -209,6 +210,11 @@ class ReactiveConnection:
         it only after that has come. Requests are rejected meanwhile.
         """
         return self._held >= self.settings.receive_bytes and not self._responder.unasked_streams
+
+    @property
+    def unheard(self) -> bool:
+        """``ReactiveSocket.unsent_answers`` wait to leave: receive no more until some have left."""
+        return self._outbox.answers >= self.settings.unsent_answers
 
     @property
     def held_bytes(self) -> int:
@@ -372,7 +378,9 @@ class ReactiveConnection:
                 "wait for WRITABLE"
             )
 
-    def _tell_writable(self) -> None:
+    def _looked(self) -> None:
+        """The owner has had a look: what waits now could not leave."""
+        self._left_over = self._outbox.answers
         if self._refused and self._outbox.cost < self.settings.send_bytes:
             self._refused = False
             self._events.append((events.WRITABLE,))
@@ -397,7 +405,7 @@ class ReactiveConnection:
     def _take_first(self, decoder: ReactiveFrameDecoder, now: float) -> None:
         """The first frame at a server."""
         if decoder.type == frames.SETUP:
-            size = size_of(decoder.data)
+            size = length_of(decoder.data)
             if size > self.settings.setup_bytes:
                 raise LimitExceeded(
                     f"a SETUP of {size} bytes is above {self.settings.setup_bytes} "
@@ -431,9 +439,10 @@ class ReactiveConnection:
             self._accepted()
             self._held += self._requester.take_error(stream, decoder.data)
         elif kind == frames.ERROR:
-            rejected = self.client and self.state is ReactiveState.OFFERED
-            name = events.REJECTED if rejected else events.PEER_FAILED
-            self._end((name, bytes(decoder.data)))
+            data = bytes(decoder.data)
+            offered = self.client and self.state is ReactiveState.OFFERED
+            rejected = offered and reasons.rejects_setup(data)
+            self._end((events.REJECTED if rejected else events.PEER_FAILED, data))
         elif kind == frames.EXT:
             self._take_extension(decoder)
         # What is left is a SETUP too many (RS-R11), or may be ignored.
@@ -443,7 +452,7 @@ class ReactiveConnection:
             crowded = self._crowded()
             if crowded:  # nothing answers an extension, so its sender would not hear of it
                 raise LimitExceeded(f"an extension of type {decoder.extended_type:#x}: {crowded}")
-            cost = size_of(decoder.data) + FRAME_COST
+            cost = length_of(decoder.data) + FRAME_COST
             self._held += cost
             self._events.append((events.EXTENSION, decoder.extended_type, decoder.data, cost))
         elif not decoder.flags & frames.IGNORE:
@@ -469,8 +478,9 @@ class ReactiveConnection:
         )
 
     def _check_answers(self) -> None:
+        """Those of one turn may be more: none of them could leave before the owner looks."""
         most = self.settings.unsent_answers
-        if self._outbox.answers > most:
+        if self._outbox.answers > most and self._left_over >= most:
             raise LimitExceeded(
                 f"more than {most} errors and cancels wait to leave: the peer does not read "
                 "(ReactiveSocket.unsent_answers)"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from aqueduct._speedups.reactivesocket import reactive_frames as frames
-from aqueduct.protocol.reactivesocket.cost import FRAME_COST
+from aqueduct.protocol.reactivesocket.cost import FRAME_COST, HEADER_BYTES
 from aqueduct.protocol.reactivesocket.demand import UNBOUNDED
 
 __all__ = ["Buffer", "FrameQueue", "OutFrame", "ReactiveOutbox"]
@@ -16,16 +16,18 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 OutFrame: TypeAlias = tuple[list[Any], int]
 """Buffers in wire order, and their bytes."""
 
-_HEADER: int = 12
-
 
 class FrameQueue:
-    """The frames of one stream that wait to leave, in order."""
+    """The frames of one stream that wait to leave, in order.
 
-    __slots__ = ("cost", "frames", "more", "stream")
+    ``key`` names it in the outbox: the ids of both requesters are separate (RS-R10).
+    """
 
-    def __init__(self, stream: int) -> None:
+    __slots__ = ("cost", "frames", "key", "more", "stream")
+
+    def __init__(self, stream: int, key: int) -> None:
         self.stream = stream
+        self.key = key
         self.frames: deque[OutFrame | None] = deque()
         """None stands for the REQUEST_N with all of ``more``."""
         self.more = 0
@@ -40,10 +42,11 @@ class ReactiveOutbox:
 
     def __init__(self, *, framed: bool, frame_bytes: int) -> None:
         self._framed = framed
-        self.data_most = frame_bytes - _HEADER
+        self.data_most = frame_bytes - HEADER_BYTES
         """Bytes of data in a frame that has a number of items or none."""
         self._urgent: deque[tuple[OutFrame, bool]] = deque()
-        self._ready: OrderedDict[FrameQueue, None] = OrderedDict()
+        self._ready: OrderedDict[int, FrameQueue] = OrderedDict()
+        """Queues with frames, by their keys."""
         self.cost = 0
         self.answers = 0
 
@@ -54,7 +57,7 @@ class ReactiveOutbox:
 
     def clear(self) -> None:
         """Lets go of all."""
-        for queue in tuple(self._ready):
+        for queue in tuple(self._ready.values()):
             self.drop(queue)
         self._urgent.clear()
         self.cost = self.answers = 0
@@ -81,9 +84,13 @@ class ReactiveOutbox:
             self._add(queue, None, FRAME_COST)
         queue.more = min(queue.more + items, UNBOUNDED)
 
+    def waits(self, key: int) -> FrameQueue | None:
+        """The queue with this key; None: it has no frame."""
+        return self._ready.get(key)
+
     def drop(self, queue: FrameQueue) -> None:
         """What waits for a stream does not leave."""
-        self._ready.pop(queue, None)
+        self._ready.pop(queue.key, None)
         self.cost -= queue.cost
         queue.frames.clear()
         queue.cost = queue.more = 0
@@ -97,7 +104,7 @@ class ReactiveOutbox:
             return frame
         if not self._ready:
             return None
-        queue, _ = self._ready.popitem(last=False)
+        key, queue = self._ready.popitem(last=False)
         waiting = queue.frames.popleft()
         if waiting is None:
             cost = FRAME_COST
@@ -109,14 +116,14 @@ class ReactiveOutbox:
         queue.cost -= cost
         self.cost -= cost
         if queue.frames:
-            self._ready[queue] = None  # behind all others
+            self._ready[key] = queue  # behind all others
         return frame
 
     def _add(self, queue: FrameQueue, frame: OutFrame | None, cost: int) -> None:
         queue.frames.append(frame)
         queue.cost += cost
         self.cost += cost
-        self._ready.setdefault(queue)
+        self._ready.setdefault(queue.key, queue)
 
     def fragments(self, parts: list[Any]) -> Iterator[list[Any]]:
         """The data of an item, cut to what one frame takes. Nothing is copied."""

@@ -16,6 +16,7 @@ __all__ = [
     "WORDS",
     "decode_reason",
     "encode_reason",
+    "rejects_setup",
 ]
 
 REJECTED_SETUP: Final = "REJECTED_SETUP"
@@ -25,6 +26,12 @@ REJECTED: Final = "REJECTED"
 CANCELED: Final = "CANCELED"
 INVALID: Final = "INVALID"
 WORDS: Final = (REJECTED_SETUP, INVALID_SETUP, APPLICATION_ERROR, REJECTED, CANCELED, INVALID)
+_OF_SETUP: Final = ("", REJECTED_SETUP, INVALID_SETUP)
+
+
+def rejects_setup(data: bytes) -> bool:
+    """Whether an ERROR of the connection may mean its SETUP: other words are of what followed."""
+    return decode_reason(data[:32])[0] in _OF_SETUP
 
 
 def encode_reason(word: str, text: str, most: int) -> bytes:

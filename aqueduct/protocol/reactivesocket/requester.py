@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aqueduct._speedups.base.buffers import size_of as size_of_all
+from aqueduct._speedups.base.buffers import size_of
 from aqueduct._speedups.reactivesocket import reactive_frames as frames
 from aqueduct.config import ReactiveSocket as Settings
 from aqueduct.errors import (
@@ -14,7 +14,7 @@ from aqueduct.errors import (
     SequenceError,
 )
 from aqueduct.protocol.reactivesocket import events
-from aqueduct.protocol.reactivesocket.cost import FRAME_COST, size_of
+from aqueduct.protocol.reactivesocket.cost import FRAME_COST, length_of
 from aqueduct.protocol.reactivesocket.demand import UNBOUNDED, Demand
 from aqueduct.protocol.reactivesocket.outbox import FrameQueue, ReactiveOutbox
 from aqueduct.protocol.reactivesocket.state import REQUESTER, RequesterInput, RequesterState
@@ -59,7 +59,7 @@ class RequestedStream:
         if self.parts is None:
             if end and not begin:
                 raise SequenceError("the end of a response that has not begun (RS-R7)")
-            size = size_of(data)
+            size = length_of(data)
             if complete and not begin and not size:
                 return None, True
             if not self.demand.take():
@@ -77,7 +77,7 @@ class RequestedStream:
     def _add(self, data: Any, settings: Settings, *, whole: bool) -> list[Any] | None:
         """A fragment: the item, if it is whole."""
         assert self.parts is not None
-        size = size_of(data)
+        size = length_of(data)
         self.size += size
         self.cost += size + FRAME_COST
         if self.size > settings.item_bytes:
@@ -89,7 +89,7 @@ class RequestedStream:
         self.parts.append(data)
         if not whole:
             return None
-        parts = [part for part in self.parts if size_of(part)]
+        parts = [part for part in self.parts if length_of(part)]
         self.forget()
         return parts
 
@@ -123,13 +123,13 @@ class ReactiveRequester:
     def request(self, kind: int, items: int | None, parts: list[Any]) -> int:
         """Opens a stream; returns its id. REQUEST_FNF ends it at once (RS-15)."""
         settings = self._settings
-        if len(self.streams) >= settings.streams:
+        if kind != frames.REQUEST_FNF and len(self.streams) >= settings.streams:
             raise LocalProtocolError(
                 f"{len(self.streams)} requests are open; ReactiveSocket.streams is the limit"
             )
         if self._next > _HIGHEST:
             raise LocalProtocolError("no stream id is left; open another connection")
-        size = size_of_all(parts)
+        size = size_of(parts)
         most = self._outbox.data_most - (0 if items is None else 8)
         if size > most:
             raise LocalProtocolError(
@@ -140,7 +140,7 @@ class ReactiveRequester:
             raise LocalProtocolError(f"a request for {items} items; it has 0 to 2^63 - 1 (RS-R6)")
         stream = self._next
         self._next += 2
-        queue = FrameQueue(stream)
+        queue = FrameQueue(stream, stream)
         self._outbox.push(queue, self._outbox.frame(kind, stream, parts, n=items))
         if kind != frames.REQUEST_FNF:
             demand = 1 if items is None else items
@@ -187,7 +187,7 @@ class ReactiveRequester:
             return 0
         cost = 0
         if item is not None:
-            cost = size_of_all(item) + FRAME_COST * max(len(item), 1)
+            cost = size_of(item) + FRAME_COST * max(len(item), 1)
             self._events.append((events.ITEM, stream, item, cost))
             if found.kind == frames.REQUEST_RESPONSE:
                 complete = True  # RS-R9
@@ -206,7 +206,7 @@ class ReactiveRequester:
             return 0  # RS-R11
         self._end(stream, found, RequesterInput.ERROR)
         self._outbox.drop(found.queue)
-        cost = size_of(data) + FRAME_COST
+        cost = length_of(data) + FRAME_COST
         self._events.append((events.ERROR, stream, bytes(data), cost))
         return cost
 

@@ -6,12 +6,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from aqueduct._speedups.base.buffers import size_of as size_of_all
+from aqueduct._speedups.base.buffers import size_of
 from aqueduct._speedups.reactivesocket import reactive_frames as frames
 from aqueduct.config import ReactiveSocket as Settings
 from aqueduct.errors import LocalProtocolError, RemoteProtocolError, SequenceError
 from aqueduct.protocol.reactivesocket import events, reasons
-from aqueduct.protocol.reactivesocket.cost import FRAME_COST, STREAM_COST, size_of
+from aqueduct.protocol.reactivesocket.cost import FRAME_COST, STREAM_COST, length_of
 from aqueduct.protocol.reactivesocket.demand import Demand, check_initial, check_more
 from aqueduct.protocol.reactivesocket.outbox import FrameQueue, ReactiveOutbox
 from aqueduct.protocol.reactivesocket.state import RESPONDER, ResponderInput, ResponderState
@@ -83,11 +83,13 @@ class ReactiveResponder:
                     "(ReactiveSocket.streams)",
                 )
                 return 0
-            self.streams[stream] = RespondingStream(kind, items, FrameQueue(stream))
+            # What waits of a stream that is complete leaves before this one's items.
+            queue = self._outbox.waits(~stream) or FrameQueue(stream, ~stream)
+            self.streams[stream] = RespondingStream(kind, items, queue)
             if not items:
                 self.unasked_streams += 1
                 self._unasked[stream] = now + self._settings.first_demand
-        cost = size_of(data) + FRAME_COST
+        cost = length_of(data) + FRAME_COST
         if kind == frames.REQUEST_FNF:
             cost += STREAM_COST  # it is at work until it is released, as a stream is until its end
         self._events.append((events.REQUEST, stream, kind, items, data, cost))
@@ -116,8 +118,10 @@ class ReactiveResponder:
         found = self.streams.get(stream)
         if found is not None:
             self._end(stream, found, ResponderInput.CANCEL)
-            self._outbox.drop(found.queue)
             self._events.append((events.CANCELLED, stream))
+        queue = self._outbox.waits(~stream)  # also of a stream that is complete
+        if queue is not None:
+            self._outbox.drop(queue)
 
     # Time
 
@@ -201,7 +205,7 @@ class ReactiveResponder:
     def _cut(self, stream: int, found: RespondingStream, parts: list[Any]) -> list[list[Any]]:
         """An item as fragments; its demand counts. LocalProtocolError: it may not be sent."""
         settings = self._settings
-        size = size_of_all(parts)
+        size = size_of(parts)
         if size > settings.item_bytes:
             raise LocalProtocolError(
                 f"an item of {size} bytes is above {settings.item_bytes} "

@@ -73,6 +73,23 @@ def test_a_setup_is_rejected() -> None:
     assert reasons.decode_reason(sent.data) == ("REJECTED_SETUP", "who are you?")
 
 
+@pytest.mark.parametrize(
+    ("data", "event"),
+    [
+        (b"REJECTED_SETUP: who are you?", events.REJECTED),
+        (b"INVALID_SETUP: too large", events.REJECTED),
+        (b"go away", events.REJECTED),
+        (b"", events.REJECTED),
+        (b"\xff" * 100, events.REJECTED),
+        (b"INVALID: a frame is too large", events.PEER_FAILED),
+        (b"CANCELED: it closes", events.PEER_FAILED),
+    ],
+)
+def test_an_error_that_does_not_mean_the_setup_does_not_reject_it(data: bytes, event: str) -> None:
+    client = Lone(client=True)
+    assert client.receive(frame("ERROR", 0, data)) == [(event, data)]
+
+
 @pytest.mark.requirement("RS-12")
 @pytest.mark.parametrize(
     "data",
@@ -328,6 +345,7 @@ def test_streams_above_the_limit_are_rejected() -> None:
     client.core.request(ONE)
     with pytest.raises(LocalProtocolError, match=r"1 requests are open; ReactiveSocket\.streams"):
         client.core.request(ONE)
+    client.core.request(FIRE)  # it opens no stream
 
 
 def test_a_peer_that_causes_answers_and_reads_none_is_cut_off() -> None:
@@ -338,6 +356,24 @@ def test_a_peer_that_causes_answers_and_reads_none_is_cut_off() -> None:
     says = "more than 5 errors and cancels wait to leave"
     assert says in lone.fails(frame("REQUEST_STREAM", 99, n=1))
     assert len(lone.sent()) == 1
+
+
+def test_answers_that_come_at_once_are_no_fault_of_the_peer() -> None:
+    lone = Lone(limited(streams=1, unsent_answers=5))
+    for first in (3, 103):
+        lone.receive(b"".join(frame("REQUEST_STREAM", first + 2 * k, n=1) for k in range(21)))
+        assert lone.core.error is None
+        assert lone.core.unheard
+        assert [each.name for each in lone.sent()] == ["ERROR"] * (20 if first == 3 else 21)
+        assert not lone.core.unheard
+
+
+def test_streams_that_are_due_at_once_are_answered_all() -> None:
+    lone = Lone(limited(unsent_answers=5))
+    lone.receive(b"".join(frame("REQUEST_STREAM", 1 + 2 * k, n=0) for k in range(20)))
+    lone.core.handle_deadline(1000.0)
+    assert lone.core.error is None
+    assert [each.name for each in lone.sent()] == ["ERROR"] * 20
 
 
 def test_a_connection_is_full_until_what_came_is_released() -> None:
@@ -398,6 +434,41 @@ def test_a_stream_that_ends_does_not_wait_to_be_asked(end: str) -> None:
     else:
         lone.core.receive_eof()
     assert lone.core.full
+
+
+@pytest.mark.requirement("RS-18")
+@pytest.mark.parametrize("end", ["complete", "fail_stream"])
+def test_a_cancel_drops_what_waits_of_a_stream_that_has_ended(end: str) -> None:
+    lone = Lone()
+    lone.receive(frame("REQUEST_STREAM", 1, n=9), frame("REQUEST_STREAM", 3, n=9))
+    for number in range(3):
+        lone.core.item(1, b"old %d" % number)
+    lone.core.item(3, b"of another")
+    getattr(lone.core, end)(1, *(["no"] if end == "fail_stream" else []))
+    assert lone.receive(frame("CANCEL", 1)) == []  # the application has done with it
+    assert [each.data for each in lone.sent()] == [b"of another"]
+    assert not lone.core.queued_bytes
+    assert lone.receive(frame("REQUEST_RESPONSE", 1))[0][:2] == (events.REQUEST, 1)
+    lone.core.complete(1, b"new")
+    assert [each.data for each in lone.sent()] == [b"new"]
+
+
+def test_an_id_that_comes_again_early_gets_its_items_behind_those_that_wait() -> None:
+    lone = Lone()
+    lone.receive(frame("REQUEST_STREAM", 1, n=9))
+    for data in (b"old", b"older"):
+        lone.core.item(1, data)
+    lone.core.complete(1)
+    assert lone.receive(frame("REQUEST_RESPONSE", 1))[0][:2] == (events.REQUEST, 1)
+    lone.core.complete(1, b"new")
+    assert [each.data for each in lone.sent()] == [b"old", b"older", b"", b"new"]
+
+
+def test_a_cancel_drops_nothing_of_the_other_requester() -> None:
+    lone = Lone()
+    stream = lone.core.request(ONE, b"mine")
+    lone.receive(frame("CANCEL", stream))
+    assert [each.data for each in lone.sent()] == [b"mine"]
 
 
 def test_what_waits_to_leave_is_bounded() -> None:
