@@ -57,19 +57,19 @@ class EagerTaskFactory:
         work.task = spare.task
         coroutine = work.run()
         context = copy_context()
+        yielded, over = None, True
         asyncio._enter_task(loop, spare.task)
         try:
             yielded = context.run(coroutine.send, None)
-        except StopIteration:
-            yielded = work
+            over = False
+        except (StopIteration, asyncio.CancelledError):
+            pass  # a task tells nobody either that it was cancelled
         finally:
             asyncio._leave_task(loop, spare.task)
-        if yielded is work:
-            if self._spare is not None:
-                spare.task.cancel()
-            else:
-                self._spare = spare
-            work.ended()
+            if over:
+                self._keep(spare)
+                work.ended()
+        if over:
             return
         spare.task.add_done_callback(_ended(work))
         spare.take_over(coroutine, context, yielded)
@@ -81,6 +81,13 @@ class EagerTaskFactory:
         spare, self._spare = self._spare, None
         if spare is not None:
             spare.task.cancel()
+
+    def _keep(self, spare: _Spare) -> None:
+        """It waits for the next work, unless another does."""
+        if self._spare is not None:
+            spare.task.cancel()
+        else:
+            self._spare = spare
 
 
 def _ended(work: Work) -> Callable[[asyncio.Task[None]], None]:
