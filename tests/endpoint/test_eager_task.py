@@ -283,6 +283,25 @@ async def test_its_end_leaves_no_task(starter):
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+@pytest.mark.parametrize("waits", [False, True])
+async def test_its_end_within_a_first_step_leaves_no_task(starter, waits):
+    inner = Piece(nothing)
+
+    async def body():
+        starter.close()
+        starter.start(inner)
+        if waits:
+            await asyncio.sleep(0)
+
+    piece = await started(starter, body)
+    await piece.over.wait()
+    await inner.over.wait()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert inner.result is inner.task
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_work_behind_work_that_waits_begins_at_once_too(starter):
     never = asyncio.get_running_loop().create_future()
 
