@@ -212,3 +212,55 @@ async def test_both_sides_send_all_they_can_and_neither_waits_for_ever() -> None
                     break
 
         await within(asyncio.gather(*(take(side) for side in (pair.client, pair.server) * 4)))
+
+
+async def test_requests_leave_in_the_order_of_asking() -> None:
+    asked = 0
+    came: list[int] = []
+
+    async def noting(request: ReactiveRequest) -> None:
+        came.append(int(bytes(request.data[:4])))
+        await request.send(b"")
+
+    async def ask(client: ReactiveSocketConnection) -> None:
+        nonlocal asked
+        for _ in range(4):
+            number, asked = asked, asked + 1
+            await client.request(b"%04d" % number + bytes(100_000))
+
+    config = brisk(flow=Flow(connection_high_water=100_000))
+    async with joined(config=config, responder=noting) as pair:
+        await within(asyncio.gather(*(ask(pair.client) for _ in range(40))))
+        assert came == list(range(160))
+
+
+async def test_who_gives_up_waiting_for_room_keeps_no_others() -> None:
+    config = brisk(flow=Flow(connection_high_water=100_000))
+    async with joined(config=config) as pair:
+        filling = [asyncio.ensure_future(pair.client.fire(bytes(4 << 20))) for _ in range(2)]
+        waiting = [asyncio.ensure_future(pair.client.request(b"echo x")) for _ in range(40)]
+        await asyncio.sleep(0)
+        for each in waiting[:-1]:
+            each.cancel()
+        assert (await within(waiting[-1])).data == b"x"
+        await within(asyncio.gather(*filling))
+
+
+async def test_streams_that_wait_for_room_send_in_turn() -> None:
+    sent = [0] * 40
+
+    async def ever(request: ReactiveRequest) -> None:
+        number = int(bytes(request.data))
+        while True:
+            await request.send(bytes(100_000))
+            sent[number] += 1
+
+    async def read(client: ReactiveSocketConnection, number: int) -> None:
+        async for _ in client.stream(b"%d" % number):
+            if sum(sent) >= 400:
+                return
+
+    config = brisk(flow=Flow(connection_high_water=100_000))
+    async with joined(config=config, responder=ever) as pair:
+        await within(asyncio.gather(*(read(pair.client, number) for number in range(40))))
+        assert min(sent) >= 5  # of 10 for each
