@@ -403,17 +403,19 @@ class ReactiveSocketConnection:
     def _hold(self) -> None:
         """Reads nothing while too much that came is in use."""
         transport, now = self._transport, self._loop.time()
-        core, memory = self.core, self._face.memory
-        full = core.full or not memory.may_read(core.whole_bytes, now)
+        core, face = self.core, self._face
+        full = core.full or not face.memory.may_read(core.whole_bytes, now)
         if not full:
             self._refusing = False
-        if self._face.crowded or (full and not self._refusing):
+        if face.crowded or (full and not self._refusing):
             if self._held_since is None:
                 self._held_since = now
+                face.held = True
                 if transport is not None:
                     transport.hold(True)
         elif self._held_since is not None:
             self._held_since = None
+            face.held = False
             if transport is not None:
                 transport.hold(False)
 

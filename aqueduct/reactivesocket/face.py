@@ -56,6 +56,8 @@ class ReactiveFace:
         """Streams of this side, by what is told of them."""
         self.responding: dict[int, Any] = {}
         """Requests of the peer that have not ended."""
+        self.held = False
+        """Whether nothing is read, as too much is in use. ``advance`` finds out what was freed."""
         self.unsent = 0
         """Bytes that have left the core and not the process."""
         self.lent = 0
@@ -140,8 +142,14 @@ class ReactiveFace:
 
     def lend(self, cost: int) -> None:
         """An item goes to the application: it no longer keeps the connection from reading."""
-        self.core.release(cost)
         self.lent += cost
+        self.let_go(cost)
+
+    def let_go(self, cost: int) -> None:
+        """An item waits here no more."""
+        self.core.release(cost)
+        if self.held:
+            self.advance_soon()
 
     def give_back(self, cost: int) -> None:
         """An item of the application is done with. In any thread."""

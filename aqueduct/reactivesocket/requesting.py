@@ -133,9 +133,10 @@ class AwaitedItems:
     def forget(self) -> None:
         """Nobody takes what came."""
         self.over = True
-        while self.came:
-            self.face.core.release(self.came.popleft()[1])
-        self.held = 0
+        self.came.clear()
+        cost, self.held = self.held, 0
+        if cost:
+            self.face.let_go(cost)
         self._wake()
 
     async def wait(self) -> None:

@@ -21,6 +21,7 @@ from tests.reactivesocket.pairs import (
     BRISK,
     FAMILIES,
     Peer,
+    answering,
     brisk,
     eventually,
     frame,
@@ -264,3 +265,31 @@ async def test_streams_that_wait_for_room_send_in_turn() -> None:
     async with joined(config=config, responder=ever) as pair:
         await within(asyncio.gather(*(read(pair.client, number) for number in range(40))))
         assert min(sent) >= 5  # of 10 for each
+
+
+@pytest.mark.parametrize("way", ["take", "cancel"])
+async def test_a_connection_reads_on_once_what_came_is_taken(way: str) -> None:
+    async def responder(request: ReactiveRequest) -> None:
+        if bytes(request.data) != b"three":
+            await answering(request)
+            return
+        for _ in range(3):
+            await request.send(bytes(1_000_000))
+
+    config = brisk(receive_bytes=2_100_000, timing={"stall_deadline": 60.0})
+    async with joined(config=config, responder=responder) as pair:
+        three, ever = pair.client.stream(b"three"), pair.client.stream(b"ever 100000")
+        await within(three.receive())
+        await eventually(lambda: three.ended and three.waiting == 2)
+        await within(ever.receive())
+        await eventually(lambda: ever.waiting and not pair.client.snapshot().reading)
+        asking = asyncio.ensure_future(pair.client.request(b"echo x"))
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+        if way == "cancel":
+            three.cancel()
+        else:
+            while three.waiting:
+                await three.receive()
+        found = await asyncio.wait_for(asking, 10)
+        assert found.data == b"x"
