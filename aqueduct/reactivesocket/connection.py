@@ -216,14 +216,14 @@ class ReactiveSocketConnection:
 
     def snapshot(self) -> ReactiveSnapshot:
         """What the connection is doing."""
-        core = self.core
+        core, face = self.core, self._face
         state = "offered" if core.state in (ReactiveState.NEW, ReactiveState.OFFERED) else "open"
         return ReactiveSnapshot(
             "ended" if self.closed else state,
             len(core.requested),
             len(core.responding),
-            core.held_bytes + self._face.unsent + self._face.lent,
-            core.queued_bytes + self._face.unsent,
+            face.lent if self.closed else core.held_bytes + face.unsent + face.lent,
+            core.queued_bytes + face.unsent,
             self._held_since is None or self._refusing,
         )
 
@@ -238,10 +238,11 @@ class ReactiveSocketConnection:
         sock = None if self._transport is None else self._transport.extra("socket")
         if sock is not None:
             sever((sock.fileno(),))
-        self._face.error = ConnectionLost(
+        error = ConnectionLost(
             f"the connection with {self.peer} belongs to the process that process {os.getpid()} "
             "was forked from; connect after the fork"
         )
+        self._face.end(error)
         if not self._gone.done():
             self._gone.set_result(None)
 
@@ -311,7 +312,7 @@ class ReactiveSocketConnection:
     def advance(self) -> None:
         """Dispatches what happened, sends what may leave, and sets the timer."""
         face, transport = self._face, self._transport
-        if face.advancing:
+        if face.advancing or face.error is not None:
             return
         face.advancing = True
         more = False
@@ -332,7 +333,6 @@ class ReactiveSocketConnection:
         finally:
             face.advancing = False
         if face.error is not None:
-            face.count_over()
             return
         if more or face.unsettled:
             face.advance_soon()  # others have a turn before
@@ -346,7 +346,7 @@ class ReactiveSocketConnection:
         """Bytes have come: most often a part of something large."""
         if self.core.pending:
             self.advance()
-        else:
+        elif self._face.error is None:
             self._count()
             self._hold()
             if self._held_since is not None:
@@ -614,7 +614,7 @@ class ReactiveSocketConnection:
         face = self._face
         if face.error is not None:
             return
-        face.error = error
+        face.end(error)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -61,7 +61,10 @@ class ReactiveFace:
         self.unsent = 0
         """Bytes that have left the core and not the process."""
         self.lent = 0
-        """Bytes of items that the application has, beside what the core counts."""
+        """Bytes of items that the application has, beside what the core counts. After the end:
+        of all that it has, or can take."""
+        self.untaken = 0
+        """Bytes of items that came and were not taken. The core counts them, too."""
         self.in_hand = 0
         """Bytes of requests of the peer that the application has. The core counts them, too."""
         self.deadlines = RequestDeadlines(config.timing.progress_deadline)
@@ -115,6 +118,12 @@ class ReactiveFace:
                 self._late = True
                 self._loop.call_soon_threadsafe(self._advance)
 
+    def end(self, error: ConnectionLost) -> None:
+        """The connection is over: from now on ``lent`` has it all, and the core does not count."""
+        self.lent += self.untaken + self.in_hand
+        self.untaken = self.in_hand = 0
+        self.error = error
+
     def stop(self) -> None:
         """The connection is over: nobody waits any more."""
         if self._soon is not None:
@@ -142,14 +151,16 @@ class ReactiveFace:
 
     def lend(self, cost: int) -> None:
         """An item goes to the application: it no longer keeps the connection from reading."""
-        self.lent += cost
-        self.let_go(cost)
+        if self.error is None:
+            self.lent += cost
+            self._untake(cost)
 
     def let_go(self, cost: int) -> None:
-        """An item waits here no more."""
-        self.core.release(cost)
-        if self.held:
-            self.advance_soon()
+        """Nobody takes items that cost this."""
+        if self.error is None:
+            self._untake(cost)
+        else:
+            self.give_back(cost)
 
     def give_back(self, cost: int) -> None:
         """An item of the application is done with. In any thread."""
@@ -171,9 +182,9 @@ class ReactiveFace:
         self.advance_late()
 
     def count_over(self) -> None:
-        """The connection is over: what the application has is all that counts."""
+        """The connection is over: what the application has, or can take, is all that counts."""
         self.settle()
-        self.memory.count(self.lent + self.in_hand, 0)
+        self.memory.count(self.lent, 0)
 
     def settle(self) -> None:
         """Does what was left to do by other threads."""
@@ -181,8 +192,11 @@ class ReactiveFace:
             self.lent -= self._returned.popleft()
         while self._released:
             cost = self._released.popleft()
-            self.core.release(cost)
-            self.in_hand -= cost
+            if self.error is None:
+                self.core.release(cost)
+                self.in_hand -= cost
+            else:
+                self.lent -= cost
         while self._dropped:
             found = self._dropped.popleft()
             found.forget()
@@ -282,6 +296,12 @@ class ReactiveFace:
         return waiting > 2 * self.config.flow.connection_high_water
 
     # Within
+
+    def _untake(self, cost: int) -> None:
+        self.core.release(cost)
+        self.untaken -= cost
+        if self.held:
+            self.advance_soon()
 
     def _may_send(self, place: object) -> bool:
         """Whether it is the turn of who waits at this place, or begins to wait."""

@@ -110,6 +110,7 @@ class AwaitedItems:
         """An item came."""
         self.came.append((parts, cost))
         self.held += cost
+        self.face.untaken += cost
         self._wake()
 
     def end(self, error: AqueductError | None) -> None:
