@@ -637,7 +637,6 @@ class ReactiveSocketConnection:
         self._early = {}
         face.stop()
         self._eager.close()
-        face.memory.end()
         face.count_over()
         self._changes.wake()
         self._owner.over(self)

@@ -69,6 +69,8 @@ class ReactiveFace:
         """Bytes of requests of the peer that the application has. The core counts them, too."""
         self.deadlines = RequestDeadlines(config.timing.progress_deadline)
         self._advance_now = advance
+        self._counting = threading.Lock()
+        """Of whoever settles after the end, in any thread."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self.memory = ReactiveMemory(config, self.advance_late)
@@ -183,8 +185,15 @@ class ReactiveFace:
 
     def count_over(self) -> None:
         """The connection is over: what the application has, or can take, is all that counts."""
-        self.settle()
-        self.memory.count(self.lent, 0)
+        again = True
+        # Another thread may be at it, or this one, which collects garbage within: it looks again.
+        while again and self._counting.acquire(blocking=False):
+            try:
+                self.settle()
+                self.memory.end(self.lent)
+            finally:
+                self._counting.release()
+            again = self.unsettled
 
     def settle(self) -> None:
         """Does what was left to do by other threads."""

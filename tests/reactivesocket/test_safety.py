@@ -7,6 +7,9 @@ import gc
 import os
 import signal
 import sys
+import threading
+import time
+from collections import deque
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -16,7 +19,12 @@ import pytest
 from aqueduct.config import Flow
 from aqueduct.endpoint.accounts import process
 from aqueduct.errors import ConnectionLost
-from aqueduct.reactivesocket import ReactiveRequest, ReactiveSocketConnection, connect
+from aqueduct.reactivesocket import (
+    ReactiveItem,
+    ReactiveRequest,
+    ReactiveSocketConnection,
+    connect,
+)
 from tests.reactivesocket.pairs import (
     BRISK,
     FAMILIES,
@@ -293,3 +301,42 @@ async def test_a_connection_reads_on_once_what_came_is_taken(way: str) -> None:
                 await three.receive()
         found = await asyncio.wait_for(asking, 10)
         assert found.data == b"x"
+
+
+class Slow(deque[int]):
+    """Another thread has its turn before something is taken."""
+
+    def popleft(self) -> int:
+        time.sleep(0.001)
+        return super().popleft()
+
+
+async def test_after_the_end_threads_give_back_all_they_have() -> None:
+    receiving = process().receiving
+    gc.collect()
+    gc.collect()  # what earlier tests left counts until it is collected
+    before = receiving.used
+    failed: list[BaseException] = []
+    together = threading.Barrier(4)
+
+    def let_go(items: list[ReactiveItem]) -> None:
+        together.wait()
+        try:
+            for item in items:
+                item.release()
+        except BaseException as error:  # noqa: BLE001  the test looks at it
+            failed.append(error)
+
+    async with joined() as pair:
+        asked = (pair.client.request(b"large 1024") for _ in range(80))
+        items = await within(asyncio.gather(*asked))
+    assert receiving.used > before
+    pair.client._face._returned = Slow()
+    threads = [threading.Thread(target=let_go, args=(items[each::4],)) for each in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert receiving.used == before
+    assert not pair.client.snapshot().held_bytes
