@@ -38,6 +38,7 @@ from aqueduct.reactivesocket.requesting import (
     ReactiveStream,
     ask,
     error_of,
+    no_room,
 )
 from aqueduct.reactivesocket.responding import ReactiveRequest, Responder
 
@@ -149,8 +150,9 @@ class ReactiveSocketConnection:
         self._requestable()
         if timeout is None and self._face.free:
             return await ask(self._face, self.peer, data, timed=True)
-        async with self._face.deadline(timeout):
+        async with self._face.deadline(timeout, no_room(self.peer)) as deadline:
             await self._face.wait_room()
+            deadline.missing = f"{self.peer} gave no answer"
             return await ask(self._face, self.peer, data)
 
     @checked(data="message_payload")
@@ -161,7 +163,7 @@ class ReactiveSocketConnection:
         """
         self._requestable()
         if not self._face.free:
-            async with self._face.deadline(timeout):
+            async with self._face.deadline(timeout, no_room(self.peer)):
                 await self._face.wait_room()
         self.core.request(frames.REQUEST_FNF, data)
         self._face.advance_soon()

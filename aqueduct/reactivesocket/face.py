@@ -15,7 +15,7 @@ from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.reactivesocket.connection import ReactiveConnection
 from aqueduct.protocol.reactivesocket.outbox import FrameQueue
-from aqueduct.reactivesocket.deadlines import RequestDeadlines
+from aqueduct.reactivesocket.deadlines import RequestDeadlines, WaitDeadline
 from aqueduct.reactivesocket.memory import ReactiveMemory
 
 __all__ = ["ReactiveFace", "Responding"]
@@ -99,9 +99,11 @@ class ReactiveFace:
         if self.error is not None:
             raise raised(self.error)
 
-    def deadline(self, timeout: Any) -> asyncio.Timeout:
-        """Of one wait; None: Timing.progress_deadline."""
-        return asyncio.timeout(self.config.timing.progress_deadline if timeout is None else timeout)
+    def deadline(self, timeout: Any, missing: str) -> WaitDeadline:
+        """Of one wait, in seconds; None: Timing.progress_deadline."""
+        if timeout is not None:
+            return WaitDeadline(timeout, missing)
+        return WaitDeadline(self.deadlines.seconds, missing, "Timing.progress_deadline")
 
     def advance_soon(self) -> None:
         """As ``advance``, once the tasks that can run have run: their frames leave together."""

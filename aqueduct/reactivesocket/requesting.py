@@ -28,6 +28,7 @@ __all__ = [
     "ReactiveStream",
     "ask",
     "error_of",
+    "no_room",
 ]
 
 Data = Buffer | Iterable[Buffer]
@@ -83,6 +84,11 @@ def error_of(data: bytes, peer: str) -> ReactiveError:
         text=text,
         data=data,
     )
+
+
+def no_room(peer: str) -> str:
+    """What a request has waited for that could not be sent."""
+    return f"there was no room to send a request to {peer}"
 
 
 class AwaitedItems:
@@ -246,11 +252,12 @@ class ReactiveStream:
         """The next item; None once the stream is complete.
 
         Raises ReactiveError, ConnectionLost, RemoteProtocolError for what the peer did wrong on
-        this stream, and TimeoutError if ``timeout`` (seconds) is given.
+        this stream, and TimeoutError after ``timeout`` (seconds). It does so, too, if there is no
+        room for the request within Timing.progress_deadline.
         """
         if timeout is None:
             return await self._next()
-        async with asyncio.timeout(timeout):  # type: ignore[arg-type]
+        async with self._face.deadline(timeout, f"no item came from {self._awaited.peer}"):
             return await self._next()
 
     def __aiter__(self) -> Self:
@@ -301,7 +308,7 @@ class ReactiveStream:
             last.release()
         if self._data is not None:
             if not face.free:
-                async with face.deadline(None):
+                async with face.deadline(None, no_room(awaited.peer)):
                     await face.wait_room()
             if self._data is not None:  # still: another task may have begun it, or cancelled it
                 self._begin(self._data)
