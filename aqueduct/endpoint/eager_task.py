@@ -35,9 +35,10 @@ class Work(Protocol):
 class EagerTaskFactory:
     """Starts work on one event loop."""
 
-    __slots__ = ("_loop", "_spare")
+    __slots__ = ("_closed", "_loop", "_spare")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._closed = False
         self._loop = loop
         self._spare: _Spare | None = None
 
@@ -47,9 +48,10 @@ class EagerTaskFactory:
         Within a step of some task, where no other can be the current one, it begins a turn later.
         """
         loop, spare = self._loop, self._spare
-        if spare is None or spare.task.done() or spare.task.cancelling():
+        if not self._closed and (spare is None or spare.task.done() or spare.task.cancelling()):
             spare = self._spare = _Spare(loop)
-        if not spare.ready or asyncio.current_task(loop) is not None or nests(loop):
+        in_task = asyncio.current_task(loop) is not None or nests(loop)
+        if spare is None or not spare.ready or in_task:
             work.task = loop.create_task(work.run())
             work.task.add_done_callback(_ended(work))
             return
@@ -57,30 +59,39 @@ class EagerTaskFactory:
         work.task = spare.task
         coroutine = work.run()
         context = copy_context()
+        yielded, over = None, True
         asyncio._enter_task(loop, spare.task)
         try:
             yielded = context.run(coroutine.send, None)
-        except StopIteration:
-            yielded = work
+            over = False
+        except (StopIteration, asyncio.CancelledError):
+            pass  # a task tells nobody either that it was cancelled
         finally:
             asyncio._leave_task(loop, spare.task)
-        if yielded is work:
-            if self._spare is not None:
-                spare.task.cancel()
-            else:
-                self._spare = spare
-            work.ended()
+            if over:
+                self._keep(spare)
+                work.ended()
+        if over:
             return
         spare.task.add_done_callback(_ended(work))
         spare.take_over(coroutine, context, yielded)
-        if self._spare is None:  # made now, it is ready when the next work comes
+        if self._spare is None and not self._closed:
+            # Made now, it is ready when the next work comes.
             self._spare = _Spare(loop)
 
     def close(self) -> None:
-        """The spare task ends."""
+        """The spare task ends. What starts later begins a turn later."""
+        self._closed = True
         spare, self._spare = self._spare, None
         if spare is not None:
             spare.task.cancel()
+
+    def _keep(self, spare: _Spare) -> None:
+        """It waits for the next work, unless another does or none comes."""
+        if self._closed or self._spare is not None:
+            spare.task.cancel()
+        else:
+            self._spare = spare
 
 
 def _ended(work: Work) -> Callable[[asyncio.Task[None]], None]:

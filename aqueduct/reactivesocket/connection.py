@@ -38,6 +38,7 @@ from aqueduct.reactivesocket.requesting import (
     ReactiveStream,
     ask,
     error_of,
+    no_room,
 )
 from aqueduct.reactivesocket.responding import ReactiveRequest, Responder
 
@@ -151,8 +152,9 @@ class ReactiveSocketConnection:
         self._requestable()
         if timeout is None and self._face.free:
             return await ask(self._face, self.peer, data, timed=True)
-        async with self._face.deadline(timeout):
+        async with self._face.deadline(timeout, no_room(self.peer)) as deadline:
             await self._face.wait_room()
+            deadline.missing = f"{self.peer} gave no answer"
             return await ask(self._face, self.peer, data)
 
     @checked(data="message_payload")
@@ -163,7 +165,7 @@ class ReactiveSocketConnection:
         """
         self._requestable()
         if not self._face.free:
-            async with self._face.deadline(timeout):
+            async with self._face.deadline(timeout, no_room(self.peer)):
                 await self._face.wait_room()
         self.core.request(frames.REQUEST_FNF, data)
         self._face.advance_soon()
@@ -219,14 +221,14 @@ class ReactiveSocketConnection:
 
     def snapshot(self) -> ReactiveSnapshot:
         """What the connection is doing."""
-        core = self.core
+        core, face = self.core, self._face
         state = "offered" if core.state in (ReactiveState.NEW, ReactiveState.OFFERED) else "open"
         return ReactiveSnapshot(
             "ended" if self.closed else state,
             len(core.requested),
             len(core.responding),
-            core.held_bytes + self._face.unsent + self._face.lent,
-            core.queued_bytes + self._face.unsent,
+            face.lent if self.closed else core.held_bytes + face.unsent + face.lent,
+            core.queued_bytes + face.unsent,
             self._held_since is None or self._refusing,
         )
 
@@ -241,10 +243,11 @@ class ReactiveSocketConnection:
         sock = None if self._transport is None else self._transport.extra("socket")
         if sock is not None:
             sever((sock.fileno(),))
-        self._face.error = ConnectionLost(
+        error = ConnectionLost(
             f"the connection with {self.peer} belongs to the process that process {os.getpid()} "
             "was forked from; connect after the fork"
         )
+        self._face.end(error)
         if not self._gone.done():
             self._gone.set_result(None)
 
@@ -314,7 +317,7 @@ class ReactiveSocketConnection:
     def advance(self) -> None:
         """Dispatches what happened, sends what may leave, and sets the timer."""
         face, transport = self._face, self._transport
-        if face.advancing:
+        if face.advancing or face.error is not None:
             return
         face.advancing = True
         more = False
@@ -335,7 +338,6 @@ class ReactiveSocketConnection:
         finally:
             face.advancing = False
         if face.error is not None:
-            face.count_over()
             return
         if more or face.unsettled:
             face.advance_soon()  # others have a turn before
@@ -349,7 +351,7 @@ class ReactiveSocketConnection:
         """Bytes have come: most often a part of something large."""
         if self.core.pending:
             self.advance()
-        else:
+        elif self._face.error is None:
             self._count()
             self._hold()
             if self._held_since is not None:
@@ -406,17 +408,19 @@ class ReactiveSocketConnection:
     def _hold(self) -> None:
         """Reads nothing while too much that came is in use."""
         transport, now = self._transport, self._loop.time()
-        core, memory = self.core, self._face.memory
-        full = core.full or not memory.may_read(core.whole_bytes, now)
+        core, face = self.core, self._face
+        full = core.full or not face.memory.may_read(core.whole_bytes, now)
         if not full:
             self._refusing = False
-        if self._face.crowded or core.unheard or (full and not self._refusing):
+        if face.crowded or core.unheard or (full and not self._refusing):
             if self._held_since is None:
                 self._held_since = now
+                face.held = True
                 if transport is not None:
                     transport.hold(True)
         elif self._held_since is not None:
             self._held_since = None
+            face.held = False
             if transport is not None:
                 transport.hold(False)
 
@@ -625,7 +629,7 @@ class ReactiveSocketConnection:
         face = self._face
         if face.error is not None:
             return
-        face.error = error
+        face.end(error)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -649,7 +653,6 @@ class ReactiveSocketConnection:
         self._early = {}
         face.stop()
         self._eager.close()
-        face.memory.end()
         face.count_over()
         self._changes.wake()
         self._owner.over(self)

@@ -1,12 +1,44 @@
-"""Deadlines that are all as long: one timer for however many."""
+"""Deadlines: one that says what was waited for, and one timer for however many as long ones."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
-__all__ = ["RequestDeadlines", "Timed"]
+__all__ = ["RequestDeadlines", "Timed", "WaitDeadline"]
+
+
+class WaitDeadline:
+    """The deadline of one wait, as ``asyncio.timeout``, whose TimeoutError says what was missing.
+
+    ``missing`` may change meanwhile. ``setting``: where the time comes from.
+    """
+
+    __slots__ = ("_seconds", "_setting", "_timeout", "missing")
+
+    def __init__(self, seconds: float, missing: str, setting: str = "") -> None:
+        self.missing = missing
+        self._seconds = seconds
+        self._setting = setting
+        self._timeout = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except TimeoutError as late:
+            setting = self._setting and f" ({self._setting})"
+            raise TimeoutError(f"{self.missing} within {self._seconds:g} s{setting}") from late
 
 
 class Timed(Protocol):

@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Final, Protocol
 
 from aqueduct.carriers.transports.waiting import raised
@@ -14,13 +15,13 @@ from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.reactivesocket.connection import ReactiveConnection
 from aqueduct.protocol.reactivesocket.outbox import FrameQueue
-from aqueduct.reactivesocket.deadlines import RequestDeadlines
+from aqueduct.reactivesocket.deadlines import RequestDeadlines, WaitDeadline
 from aqueduct.reactivesocket.memory import ReactiveMemory
 
 __all__ = ["ReactiveFace", "Responding"]
 
 _TURNS: Final = 16
-"""So many that wait for room go on at once. What they send says whether there is more room."""
+"""So many that wait for room are told of it at once. Those for whom it is too little come next."""
 _IN_A_ROW: Final = 64
 """So many items are taken without a pause; then other tasks have a turn."""
 
@@ -55,14 +56,21 @@ class ReactiveFace:
         """Streams of this side, by what is told of them."""
         self.responding: dict[int, Any] = {}
         """Requests of the peer that have not ended."""
+        self.held = False
+        """Whether nothing is read, as too much is in use. ``advance`` finds out what was freed."""
         self.unsent = 0
         """Bytes that have left the core and not the process."""
         self.lent = 0
-        """Bytes of items that the application has, beside what the core counts."""
+        """Bytes of items that the application has, beside what the core counts. After the end:
+        of all that it has, or can take."""
+        self.untaken = 0
+        """Bytes of items that came and were not taken. The core counts them, too."""
         self.in_hand = 0
         """Bytes of requests of the peer that the application has. The core counts them, too."""
         self.deadlines = RequestDeadlines(config.timing.progress_deadline)
         self._advance_now = advance
+        self._counting = threading.Lock()
+        """Of whoever settles after the end, in any thread."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self.memory = ReactiveMemory(config, self.advance_late)
@@ -78,10 +86,12 @@ class ReactiveFace:
         """Requests of the peer that wait for room of the connection."""
         self._granted: set[Responding] = set()
         """Those of them whose turn it is to send an item."""
+        self._again: OrderedDict[Responding, None] = OrderedDict()
+        """Those of these that found no room left: they are told before all others."""
         self._full: set[Responding] = set()
         """Those that have as much to leave as one may."""
-        self._senders: deque[asyncio.Future[None]] = deque()
-        """Requests of this side that wait for room."""
+        self._senders: OrderedDict[object, asyncio.Future[None]] = OrderedDict()
+        """Requests of this side that wait for room. Each keeps its place until it is sent."""
         self._in_a_row = 0
 
     def usable(self) -> None:
@@ -89,9 +99,11 @@ class ReactiveFace:
         if self.error is not None:
             raise raised(self.error)
 
-    def deadline(self, timeout: Any) -> asyncio.Timeout:
-        """Of one wait; None: Timing.progress_deadline."""
-        return asyncio.timeout(self.config.timing.progress_deadline if timeout is None else timeout)
+    def deadline(self, timeout: Any, missing: str) -> WaitDeadline:
+        """Of one wait, in seconds; None: Timing.progress_deadline."""
+        if timeout is not None:
+            return WaitDeadline(timeout, missing)
+        return WaitDeadline(self.deadlines.seconds, missing, "Timing.progress_deadline")
 
     def advance_soon(self) -> None:
         """As ``advance``, once the tasks that can run have run: their frames leave together."""
@@ -110,15 +122,22 @@ class ReactiveFace:
                 self._late = True
                 self._loop.call_soon_threadsafe(self._advance)
 
+    def end(self, error: ConnectionLost) -> None:
+        """The connection is over: from now on ``lent`` has it all, and the core does not count."""
+        self.lent += self.untaken + self.in_hand
+        self.untaken = self.in_hand = 0
+        self.error = error
+
     def stop(self) -> None:
         """The connection is over: nobody waits any more."""
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
         self.deadlines.stop()
-        while self._senders:
-            self._wake_sender()
-        blocked = (*self._blocked, *self._full)
+        for sender in self._senders.values():
+            _wake(sender)
+        blocked = (*self._again, *self._blocked, *self._full)
+        self._again.clear()
         self._blocked.clear()
         self._granted.clear()
         self._full.clear()
@@ -136,8 +155,16 @@ class ReactiveFace:
 
     def lend(self, cost: int) -> None:
         """An item goes to the application: it no longer keeps the connection from reading."""
-        self.core.release(cost)
-        self.lent += cost
+        if self.error is None:
+            self.lent += cost
+            self._untake(cost)
+
+    def let_go(self, cost: int) -> None:
+        """Nobody takes items that cost this."""
+        if self.error is None:
+            self._untake(cost)
+        else:
+            self.give_back(cost)
 
     def give_back(self, cost: int) -> None:
         """An item of the application is done with. In any thread."""
@@ -163,9 +190,16 @@ class ReactiveFace:
         self.advance_late()
 
     def count_over(self) -> None:
-        """The connection is over: what the application has is all that counts."""
-        self.settle()
-        self.memory.count(self.lent + self.in_hand, 0)
+        """The connection is over: what the application has, or can take, is all that counts."""
+        again = True
+        # Another thread may be at it, or this one, which collects garbage within: it looks again.
+        while again and self._counting.acquire(blocking=False):
+            try:
+                self.settle()
+                self.memory.end(self.lent)
+            finally:
+                self._counting.release()
+            again = self.unsettled
 
     def settle(self) -> None:
         """Does what was left to do by other threads."""
@@ -173,6 +207,9 @@ class ReactiveFace:
             self.lent -= self._returned.popleft()
         while self._released:
             cost = self._released.popleft()
+            if self.error is not None:
+                self.lent -= cost
+                continue
             if cost < 0:
                 self.core.hold(-cost)
             else:
@@ -200,23 +237,25 @@ class ReactiveFace:
         if request.queue.cost >= self.config.flow.channel_high_water:
             self._full.add(request)
             return False
+        granted = request in self._granted
         if not self.has_room():
-            self._blocked.setdefault(request)
-            if request in self._granted:
-                self._blocked.move_to_end(request, last=False)
+            (self._again if granted else self._blocked).setdefault(request)
             return False
-        if self._blocked and request not in self._granted:
+        if (self._again or self._blocked) and not granted:
             self._blocked.setdefault(request)  # others were before it
             return False
         return True
 
     def sent(self, request: Responding) -> None:
         """It has sent an item: others that wait have their turn."""
-        self._granted.discard(request)
+        if request in self._granted:
+            self._granted.discard(request)
+            self._again.pop(request, None)
         self.advance_soon()
 
     def forget(self, request: Responding) -> None:
         """It waits no more."""
+        self._again.pop(request, None)
         self._blocked.pop(request, None)
         self._full.discard(request)
         self._granted.discard(request)
@@ -228,20 +267,14 @@ class ReactiveFace:
 
     async def wait_room(self) -> None:
         """Waits until a request may be sent. The caller has a deadline."""
-        waited = False
-        while self.error is None and ((self._senders and not waited) or not self.has_room()):
-            sender: asyncio.Future[None] = self._loop.create_future()
-            if waited:
-                self._senders.appendleft(sender)  # it was its turn
-            else:
-                self._senders.append(sender)
-            waited = True
-            try:
+        place = object()
+        try:
+            while self.error is None and not self._may_send(place):
+                self._senders[place] = sender = self._loop.create_future()
                 await sender
-            except BaseException:
-                if not sender.cancelled() and self._senders:
-                    self._wake_sender()  # this one was to send and does not
-                raise
+        finally:
+            if self._senders.pop(place, None) is not None:
+                self.advance_soon()  # it is the turn of the next, also if this one is given up
         self.usable()
 
     def tell_room(self) -> bool:
@@ -254,17 +287,17 @@ class ReactiveFace:
             for request in [each for each in self._full if each.queue.cost < most]:
                 self._full.discard(request)
                 self._blocked.setdefault(request)
-        for _ in range(min(len(self._blocked), _TURNS)):
-            if not self._blocked or not self.has_room():
+        for _ in range(min(len(self._again) + len(self._blocked), _TURNS)):
+            waiting = self._again or self._blocked
+            if not waiting or not self.has_room():
                 break
-            request, _ = self._blocked.popitem(last=False)
+            request, _ = waiting.popitem(last=False)
             self._granted.add(request)
             request.changed()
-        for _ in range(min(len(self._senders), _TURNS)):
-            if not self.has_room():
-                break
-            self._wake_sender()
-        return bool(self._blocked or self._senders) and self.has_room()
+        if self._senders and self.has_room():
+            for sender in islice(self._senders.values(), _TURNS):
+                _wake(sender)
+        return bool(self._again or self._blocked) and self.has_room()
 
     @property
     def unsettled(self) -> bool:
@@ -282,11 +315,21 @@ class ReactiveFace:
 
     # Within
 
-    def _wake_sender(self) -> None:
-        sender = self._senders.popleft()
-        if not sender.done():
-            sender.set_result(None)
+    def _untake(self, cost: int) -> None:
+        self.core.release(cost)
+        self.untaken -= cost
+        if self.held:
+            self.advance_soon()
+
+    def _may_send(self, place: object) -> bool:
+        """Whether it is the turn of who waits at this place, or begins to wait."""
+        return next(iter(self._senders), place) is place and self.has_room()
 
     def _advance(self) -> None:
         self._soon, self._late = None, False
         self._advance_now()
+
+
+def _wake(sender: asyncio.Future[None]) -> None:
+    if not sender.done():
+        sender.set_result(None)

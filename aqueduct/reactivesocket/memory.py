@@ -75,10 +75,11 @@ class ReactiveMemory:
         used = self._sending_account.used + queued - self.sending
         return not queued or used < self._send_most
 
-    def end(self) -> None:
-        """The connection is over."""
+    def end(self, received: int) -> None:
+        """The connection is over, and the application has so many bytes of it."""
         self._receiving_account.waiting.pop(self, None)
-        self.count(0, 0)
+        self._pass_on()
+        self.count(received, 0)
 
     # Within
 

@@ -28,6 +28,7 @@ __all__ = [
     "ReactiveStream",
     "ask",
     "error_of",
+    "no_room",
 ]
 
 Data = Buffer | Iterable[Buffer]
@@ -85,6 +86,11 @@ def error_of(data: bytes, peer: str) -> ReactiveError:
     )
 
 
+def no_room(peer: str) -> str:
+    """What a request has waited for that could not be sent."""
+    return f"there was no room to send a request to {peer}"
+
+
 class AwaitedItems:
     """What comes on one stream of this side, until somebody takes it."""
 
@@ -110,6 +116,7 @@ class AwaitedItems:
         """An item came."""
         self.came.append((parts, cost))
         self.held += cost
+        self.face.untaken += cost
         self._wake()
 
     def end(self, error: AqueductError | None) -> None:
@@ -133,9 +140,10 @@ class AwaitedItems:
     def forget(self) -> None:
         """Nobody takes what came."""
         self.over = True
-        while self.came:
-            self.face.core.release(self.came.popleft()[1])
-        self.held = 0
+        self.came.clear()
+        cost, self.held = self.held, 0
+        if cost:
+            self.face.let_go(cost)
         self._wake()
 
     async def wait(self) -> None:
@@ -250,7 +258,7 @@ class ReactiveStream:
         """
         if timeout is None:
             return await self._next()
-        async with asyncio.timeout(timeout):  # type: ignore[arg-type]
+        async with self._face.deadline(timeout, f"no item came from {self._awaited.peer}"):
             return await self._next()
 
     def __aiter__(self) -> Self:
@@ -301,7 +309,7 @@ class ReactiveStream:
             last.release()
         if self._data is not None:
             if not face.free:
-                async with face.deadline(None):
+                async with face.deadline(None, no_room(awaited.peer)):
                     await face.wait_room()
             if self._data is not None:  # still: another task may have begun it, or cancelled it
                 self._begin(self._data)

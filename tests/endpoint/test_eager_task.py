@@ -211,6 +211,48 @@ async def test_what_cancels_itself_without_waiting_spoils_no_other(starter):
     assert piece.task.cancelled()
 
 
+class Open(Piece):
+    """A piece that lets its error out, as work may."""
+
+    async def run(self):
+        self.result = await self.body()
+
+
+async def test_what_is_cancelled_in_its_first_step_ends_as_a_task_would(starter):
+    cancelled = asyncio.get_running_loop().create_future()
+    cancelled.cancel()
+
+    async def body():
+        await cancelled
+
+    piece = Open(body)
+    asyncio.get_running_loop().call_soon(starter.start, piece)
+    await asyncio.wait_for(piece.over.wait(), 5)
+    assert piece.ends == 1
+    assert not piece.task.done()
+    assert (await started(starter, nothing)).task is piece.task
+
+
+async def test_what_fails_in_its_first_step_has_ended(starter):
+    failed = []
+
+    async def body():
+        raise SystemError
+
+    piece = Open(body)
+
+    def start():
+        try:
+            starter.start(piece)
+        except SystemError as error:
+            failed.append(error)
+
+    asyncio.get_running_loop().call_soon(start)
+    await asyncio.wait_for(piece.over.wait(), 5)
+    assert piece.ends == len(failed) == 1
+    assert (await started(starter, nothing)).task is piece.task
+
+
 async def test_within_a_task_it_begins_a_turn_later(starter):
     piece = Piece(nothing)
     starter.start(piece)
@@ -238,6 +280,25 @@ async def test_its_end_leaves_no_task(starter):
     starter.close()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_its_end_within_a_first_step_leaves_no_task(starter, waits):
+    inner = Piece(nothing)
+
+    async def body():
+        starter.close()
+        starter.start(inner)
+        if waits:
+            await asyncio.sleep(0)
+
+    piece = await started(starter, body)
+    await piece.over.wait()
+    await inner.over.wait()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert inner.result is inner.task
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 

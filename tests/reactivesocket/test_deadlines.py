@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from aqueduct.config import Flow
 from aqueduct.reactivesocket import ReactiveRequest, connect
-from aqueduct.reactivesocket.deadlines import RequestDeadlines
-from tests.reactivesocket.pairs import brisk, serving, within
+from aqueduct.reactivesocket.deadlines import RequestDeadlines, WaitDeadline
+from tests.reactivesocket.pairs import Peer, brisk, scripted, serving, within
 
 
 class Waiting:
@@ -77,3 +78,37 @@ async def test_a_longer_timeout_counts_instead_of_it() -> None:
     async with serving(responder=late) as server:
         async with await connect(server.address, config=config) as client:
             assert (await within(client.request(b"x", timeout=5.0))).data == b"late"
+
+
+async def test_a_deadline_says_what_was_missing() -> None:
+    with pytest.raises(TimeoutError, match=r"^nothing came within 0.01 s$"):
+        async with WaitDeadline(0.01, "nothing came"):
+            await asyncio.sleep(30)
+    with pytest.raises(TimeoutError, match=r"^this neither within 0.01 s \(Timing\.x\)$"):
+        async with WaitDeadline(0.01, "nothing came", "Timing.x") as deadline:
+            deadline.missing = "this neither"
+            await asyncio.sleep(30)
+    with pytest.raises(TimeoutError, match=r"^of another$"):
+        async with WaitDeadline(30, "nothing came"):
+            raise TimeoutError("of another")
+
+
+async def test_what_waits_for_room_or_an_answer_says_so() -> None:
+    async def deaf(peer: Peer) -> None:
+        await leave.wait()
+
+    leave = asyncio.Event()
+    flow = Flow(connection_high_water=1 << 20)
+    config = brisk(flow=flow, timing={"close_linger": 0.1})
+    async with scripted(deaf) as address:
+        async with await connect(address, config=config) as client:
+            with pytest.raises(TimeoutError, match=r"^reactive\S* gave no answer within 0.05 s$"):
+                await client.request(b"x", timeout=0.05)
+            with pytest.raises(TimeoutError, match=r"^no item came from \S* within 0.05 s$"):
+                await client.stream(b"x").receive(timeout=0.05)
+            await client.fire(bytes(15 << 20))
+            room = r"^there was no room to send a request to \S* within 0.05 s$"
+            for waiting in (client.request, client.fire):
+                with pytest.raises(TimeoutError, match=room):
+                    await waiting(b"x", timeout=0.05)
+        leave.set()

@@ -664,6 +664,32 @@ async def test_a_stream_that_nobody_finishes_gives_its_memory_back() -> None:
         await eventually(lambda: receiving.used == before)
 
 
+@pytest.mark.parametrize("way", ["take", "cancel", "drop"])
+async def test_what_nobody_has_taken_counts_after_the_end(way: str) -> None:
+    receiving = process().receiving
+    gc.collect()
+    gc.collect()  # what earlier tests left counts until it is collected
+    before = receiving.used
+    async with joined() as pair:
+        streams = [pair.client.stream(b"ever 100000", n=5)]
+        await within(streams[0].receive())
+        await eventually(lambda: streams[0].waiting == 5)
+    held = pair.client.snapshot().held_bytes
+    assert receiving.used - before == held
+    assert 600_000 <= held < 700_000  # the last one that was taken counts, too
+    if way == "take":
+        for left in range(5, 0, -1):
+            item = await within(streams[0].receive())
+            assert receiving.used - before == left * held // 6
+        assert item is not None
+        item.release()
+    elif way == "cancel":
+        streams[0].cancel()
+    streams.clear()
+    assert receiving.used == before
+    assert not pair.client.snapshot().held_bytes
+
+
 async def test_connections_count_in_the_process() -> None:
     before = process().connections
     async with joined():

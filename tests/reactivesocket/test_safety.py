@@ -7,6 +7,9 @@ import gc
 import os
 import signal
 import sys
+import threading
+import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -17,11 +20,18 @@ import pytest
 from aqueduct.config import Flow
 from aqueduct.endpoint.accounts import process
 from aqueduct.errors import ConnectFailed, ConnectionLost
-from aqueduct.reactivesocket import ReactiveRequest, ReactiveSocketConnection, connect, serve
+from aqueduct.reactivesocket import (
+    ReactiveItem,
+    ReactiveRequest,
+    ReactiveSocketConnection,
+    connect,
+    serve,
+)
 from tests.reactivesocket.pairs import (
     BRISK,
     FAMILIES,
     Peer,
+    answering,
     brisk,
     eventually,
     frame,
@@ -242,3 +252,122 @@ async def test_both_sides_send_all_they_can_and_neither_waits_for_ever() -> None
                     break
 
         await within(asyncio.gather(*(take(side) for side in (pair.client, pair.server) * 4)))
+
+
+async def test_requests_leave_in_the_order_of_asking() -> None:
+    asked = 0
+    came: list[int] = []
+
+    async def noting(request: ReactiveRequest) -> None:
+        came.append(int(bytes(request.data[:4])))
+        await request.send(b"")
+
+    async def ask(client: ReactiveSocketConnection) -> None:
+        nonlocal asked
+        for _ in range(4):
+            number, asked = asked, asked + 1
+            await client.request(b"%04d" % number + bytes(100_000))
+
+    config = brisk(flow=Flow(connection_high_water=100_000))
+    async with joined(config=config, responder=noting) as pair:
+        await within(asyncio.gather(*(ask(pair.client) for _ in range(40))))
+        assert came == list(range(160))
+
+
+async def test_who_gives_up_waiting_for_room_keeps_no_others() -> None:
+    config = brisk(flow=Flow(connection_high_water=100_000))
+    async with joined(config=config) as pair:
+        filling = [asyncio.ensure_future(pair.client.fire(bytes(4 << 20))) for _ in range(2)]
+        waiting = [asyncio.ensure_future(pair.client.request(b"echo x")) for _ in range(40)]
+        await asyncio.sleep(0)
+        for each in waiting[:-1]:
+            each.cancel()
+        assert (await within(waiting[-1])).data == b"x"
+        await within(asyncio.gather(*filling))
+
+
+async def test_streams_that_wait_for_room_send_in_turn() -> None:
+    sent = [0] * 40
+
+    async def ever(request: ReactiveRequest) -> None:
+        number = int(bytes(request.data))
+        while True:
+            await request.send(bytes(100_000))
+            sent[number] += 1
+
+    async def read(client: ReactiveSocketConnection, number: int) -> None:
+        async for _ in client.stream(b"%d" % number):
+            if sum(sent) >= 400:
+                return
+
+    config = brisk(flow=Flow(connection_high_water=100_000))
+    async with joined(config=config, responder=ever) as pair:
+        await within(asyncio.gather(*(read(pair.client, number) for number in range(40))))
+        assert min(sent) >= 5  # of 10 for each
+
+
+@pytest.mark.parametrize("way", ["take", "cancel"])
+async def test_a_connection_reads_on_once_what_came_is_taken(way: str) -> None:
+    async def responder(request: ReactiveRequest) -> None:
+        if bytes(request.data) != b"three":
+            await answering(request)
+            return
+        for _ in range(3):
+            await request.send(bytes(1_000_000))
+
+    config = brisk(receive_bytes=2_100_000, timing={"stall_deadline": 60.0})
+    async with joined(config=config, responder=responder) as pair:
+        three, ever = pair.client.stream(b"three"), pair.client.stream(b"ever 100000")
+        await within(three.receive())
+        await eventually(lambda: three.ended and three.waiting == 2)
+        await within(ever.receive())
+        await eventually(lambda: ever.waiting and not pair.client.snapshot().reading)
+        asking = asyncio.ensure_future(pair.client.request(b"echo x"))
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+        if way == "cancel":
+            three.cancel()
+        else:
+            while three.waiting:
+                await three.receive()
+        found = await asyncio.wait_for(asking, 10)
+        assert found.data == b"x"
+
+
+class Slow(deque[int]):
+    """Another thread has its turn before something is taken."""
+
+    def popleft(self) -> int:
+        time.sleep(0.001)
+        return super().popleft()
+
+
+async def test_after_the_end_threads_give_back_all_they_have() -> None:
+    receiving = process().receiving
+    gc.collect()
+    gc.collect()  # what earlier tests left counts until it is collected
+    before = receiving.used
+    failed: list[BaseException] = []
+    together = threading.Barrier(4)
+
+    def let_go(items: list[ReactiveItem]) -> None:
+        together.wait()
+        try:
+            for item in items:
+                item.release()
+        except BaseException as error:  # noqa: BLE001  the test looks at it
+            failed.append(error)
+
+    async with joined() as pair:
+        asked = (pair.client.request(b"large 1024") for _ in range(80))
+        items = await within(asyncio.gather(*asked))
+    assert receiving.used > before
+    pair.client._face._returned = Slow()
+    threads = [threading.Thread(target=let_go, args=(items[each::4],)) for each in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert receiving.used == before
+    assert not pair.client.snapshot().held_bytes
