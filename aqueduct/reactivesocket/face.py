@@ -210,10 +210,7 @@ class ReactiveFace:
             if self.error is not None:
                 self.lent -= cost
                 continue
-            if cost < 0:
-                self.core.hold(-cost)
-            else:
-                self.core.release(cost)
+            self.core.release(cost)
             self.in_hand -= cost
         while self._dropped:
             found = self._dropped.popleft()

@@ -344,14 +344,10 @@ class ReactiveConnection:
         return self._responder.error(stream, word, text)
 
     def release(self, cost: int) -> None:
-        """The application has done with what an event brought."""
-        if not 0 <= cost <= self._held:
+        """The application has done with what an event brought; below 0: it has made more of it."""
+        if cost > self._held:
             raise LocalProtocolError(f"{cost} bytes released; {self._held} are held")
         self._held -= cost
-
-    def hold(self, cost: int) -> None:
-        """The application has made as much more of what an event brought. ``release`` ends it."""
-        self._held += cost
 
     def refuse(self, error: RemoteProtocolError) -> None:
         """Who feeds this has found that the peer breaks the protocol: as for what is found here."""
