@@ -27,6 +27,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         f"aqueduct._speedups.{name}": ""
         for name in ("channels", "bpmux", "relink", "reactivesocket")
     },
+    {"aqueduct.protocol.common": ""},
     {f"aqueduct.protocol.{name}": "" for name in ("channels", "bpmux", "relink", "reactivesocket")},
     {
         f"aqueduct.{name}": ""
