@@ -13,6 +13,7 @@ from aqueduct.errors import (
     ReceiverClosed,
 )
 from aqueduct.protocol.channels import ids
+from aqueduct.protocol.channels.registry import ChannelRegistry
 from aqueduct.protocol.common.receiver import ReceiverHalf
 from aqueduct.protocol.common.registry import Half
 from aqueduct.protocol.common.sender import SenderHalf
@@ -55,7 +56,8 @@ def check_rest(world: World) -> None:
         assert set(registry._live.values()) == live, "state of channels that nobody has"
         assert core.channels == len(live)
         assert not registry._ended_early and not registry._pending_tables
-        assert not core._registry._forgetting.kept and not core._forgetting._pending
+        assert isinstance(registry, ChannelRegistry)
+        assert not registry._forgetting.kept and not registry._forgetting._pending
         mine = {half.control for half in live} | {
             half.message_stream for half in live if isinstance(half, SenderHalf)
         }
