@@ -75,8 +75,8 @@ class Registry(ABC):
         """Whether this side has the sender half of a channel."""
 
     @abstractmethod
-    def tell_lost(self, channel: int) -> None:
-        """The peer is told that a channel is lost."""
+    def tell_lost(self, channel: int, *, alive: bool) -> None:
+        """The peer is told that a channel is lost; ``alive``: its half here had not ended."""
 
     @abstractmethod
     def check_headers(self, attachments: Sequence[Attach]) -> None:
@@ -123,7 +123,7 @@ class Registry(ABC):
                     half = self._make_lost(channel)
                 else:
                     self._check_limit()
-                    half = self._make(channel, accessible=True, given=True)
+                    half = self._make_remote(channel, given=True)
             half.given = True
             halves.append((half, headers))
         return tuple(halves)
@@ -151,12 +151,12 @@ class Registry(ABC):
 
     def lose(self, half: Half, *, tell_peer: bool) -> tuple[list[int], list[Received]]:
         """Lost in transit or forgotten. Returns (channels lost with it, messages dropped)."""
-        self._live.pop(half.channel, None)
+        alive = self._live.pop(half.channel, None) is not None
         self._pending_tables.pop(half.channel, None)
         if not self.created_here(half.channel):
             self._destroyed.add(half.channel)
         if tell_peer:
-            self.tell_lost(half.channel)
+            self.tell_lost(half.channel, alive=alive)
         if isinstance(half, SenderHalf):
             return half.lost(), []
         return [], half.lost()
@@ -221,6 +221,10 @@ class Registry(ABC):
             half = ReceiverHalf(self._shared, self._writer, channel, given=given, assured=assured)
         self._live[channel] = half
         return half
+
+    def _make_remote(self, channel: int, *, given: bool) -> Half:
+        """A half of a channel that the peer has created."""
+        return self._make(channel, accessible=True, given=given)
 
     def _make_lost(self, channel: int) -> Half:
         half = self._make(channel, accessible=True, given=False)

@@ -80,6 +80,11 @@ class SendStreams(SendQueue):
 
     # Commands
 
+    def adopt(self, stream: SendStream, number: int) -> None:
+        """A stream that has its number: what is written goes out at once."""
+        stream.number = number
+        self._open[number] = stream
+
     def hold_back(self, stream: SendStream, buffers: list[Any]) -> None:
         """Queues a whole sequence that takes its turn with ``let_go``."""
         stream.waiting = buffers
