@@ -510,7 +510,7 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "id_size": Kind("a number of bytes from 0 to 8", whole(0, 8)),
         "mode": Kind(
             "a Mode, such as aqueduct.Mode.ORDERED",
-            an_instance("aqueduct.protocol.channels.sender.Mode"),
+            an_instance("aqueduct.protocol.common.sender.Mode"),
         ),
         "code": KINDS["count or zero"],
         "reason": KINDS["text"],

@@ -13,7 +13,8 @@
     |   |-- VersionError          code 3    not this version of the protocol
     |   |-- HeadersRejected       code 4    the application refused the connection's headers
     |   |-- LimitExceeded         code 5    something above a configured limit
-    |   `-- InternalError         code 6    a fault of the side that closes
+    |   |-- InternalError         code 6    a fault of the side that closes
+    |   `-- NoDatagrams           code 7    the transport has none, and the dialect needs them
     |-- ConnectionLost (also ConnectionError)   the connection is gone; .code and .reason say why
     |   |-- ConnectFailed         it never came up: refused, unreachable, not Aqueduct, certificate
     |   `-- LinkLost              a link of Relink is lost; .unconsumed and .unconfirmed
@@ -68,6 +69,7 @@ __all__ = [
     "LocalProtocolError",
     "LostInTransit",
     "MessageLost",
+    "NoDatagrams",
     "ReactiveError",
     "ReceiverClosed",
     "Refused",
@@ -158,6 +160,12 @@ class InternalError(RemoteProtocolError):
     """A fault of the closing side itself."""
 
     code = 6
+
+
+class NoDatagrams(RemoteProtocolError):
+    """The transport has no datagrams, and the control-stream draft needs them."""
+
+    code = 7
 
 
 class LinkUnknown(RemoteProtocolError):

@@ -16,11 +16,11 @@ from aqueduct.carriers import memory
 from aqueduct.carriers.contract import Buffer
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost
-from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.connection import ChannelConnection
-from aqueduct.protocol.channels.events import Closed, HeadersReceived, Readable
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.sender import SenderHalf
+from aqueduct.protocol.common import effects
+from aqueduct.protocol.common.events import Closed, HeadersReceived, Readable
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.sender import SenderHalf
 
 __all__ = ["Clock", "Ends", "Pair", "Side"]
 

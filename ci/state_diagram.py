@@ -18,7 +18,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from aqueduct.protocol.channels.state import RECEIVER, SENDER, ReceiverState, SenderState
+from aqueduct.protocol.common.state import RECEIVER, SENDER, ReceiverState, SenderState
 
 __all__ = ["PAGE", "diagram", "redrawn"]
 

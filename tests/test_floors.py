@@ -36,7 +36,11 @@ FLOORS: tuple[dict[str, str], ...] = (
         f"aqueduct._speedups.{name}": ""
         for name in ("channels", "bpmux", "relink", "reactivesocket")
     },
-    {f"aqueduct.protocol.{name}": "" for name in ("channels", "bpmux", "relink", "reactivesocket")},
+    {"aqueduct._speedups.control_streams": "", "aqueduct.protocol.common": ""},
+    {
+        f"aqueduct.protocol.{name}": ""
+        for name in ("channels", "control_streams", "bpmux", "relink", "reactivesocket")
+    },
     {
         f"aqueduct.{name}": ""
         for name in ("carriers.contract", "carriers.clock", "carriers.foreign", "dissect")

@@ -110,7 +110,7 @@ ENTRY = """
 [[change]]
 name = "{name}"
 requirement = "AQ-35"
-file = "aqueduct/protocol/channels/sender.py"
+file = "aqueduct/protocol/common/sender.py"
 within = "SenderHalf.cancel"
 old = 'self._reset_messages(RESET_CANCELLED)'
 new = '{new}'
@@ -140,7 +140,7 @@ def entry(name: str, new: str) -> Change:
     return Change(
         name,
         ("AQ-35",),
-        "aqueduct/protocol/channels/sender.py",
+        "aqueduct/protocol/common/sender.py",
         "SenderHalf.cancel",
         "self._reset_messages(RESET_CANCELLED)",
         new,

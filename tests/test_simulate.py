@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from aqueduct.protocol.channels import sender
+from aqueduct.protocol.common import sender
 from tests.support import simulate
 from tests.support.world import World
 

@@ -38,7 +38,7 @@ from aqueduct.rpc.unary import UnaryAnswer, UnaryTemplate, decode_answer, room_o
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aqueduct.protocol.channels.receiver import Received
+    from aqueduct.protocol.common.receiver import Received
     from aqueduct.rpc.keys import Headers
 
 __all__ = [

@@ -25,12 +25,13 @@ from aqueduct._speedups import channels as codec
 from aqueduct.config import Config, Limits
 from aqueduct.dissect.values import HIGHEST, WireError, kind_of, list_of, number, one_of
 from aqueduct.errors import AqueductError, LostInTransit
-from aqueduct.protocol.channels import effects, ids
+from aqueduct.protocol.channels import ids
 from aqueduct.protocol.channels.connection import ChannelConnection
-from aqueduct.protocol.channels.events import HeadersReceived
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from aqueduct.protocol.common import effects
+from aqueduct.protocol.common.events import HeadersReceived
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.registry import Attach
+from aqueduct.protocol.common.sender import Mode, SenderHalf
 
 __all__ = ["LossScenario", "ScenarioStep", "play", "read_steps"]
 

@@ -30,11 +30,11 @@ from aqueduct.endpoint.local_channel import (
 )
 from aqueduct.errors import Finished, LocalProtocolError, ReceiverClosed, WrongType
 from aqueduct.protocol.channels import ids
-from aqueduct.protocol.channels.events import Headers
-from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
-from aqueduct.protocol.channels.registry import Half
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
-from aqueduct.protocol.channels.state import SenderState
+from aqueduct.protocol.common.events import Headers
+from aqueduct.protocol.common.receiver import Received, ReceiverHalf
+from aqueduct.protocol.common.registry import Half
+from aqueduct.protocol.common.sender import Mode, SenderHalf
+from aqueduct.protocol.common.state import SenderState
 
 __all__ = [
     "Attachment",

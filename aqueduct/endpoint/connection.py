@@ -35,7 +35,7 @@ from aqueduct.errors import ConnectionLost, LocalProtocolError, Refused
 from aqueduct.escaping import logger_of, shown
 from aqueduct.forks import own
 from aqueduct.protocol.channels.connection import ChannelConnection
-from aqueduct.protocol.channels.events import (
+from aqueduct.protocol.common.events import (
     Closed,
     Event,
     HeadersReceived,
@@ -43,10 +43,10 @@ from aqueduct.protocol.channels.events import (
     SenderEnded,
     Writable,
 )
-from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach, Half
-from aqueduct.protocol.channels.sender import SenderHalf
-from aqueduct.protocol.channels.state import SenderState
+from aqueduct.protocol.common.receiver import Received, ReceiverHalf
+from aqueduct.protocol.common.registry import Attach, Half
+from aqueduct.protocol.common.sender import SenderHalf
+from aqueduct.protocol.common.state import SenderState
 
 __all__ = ["Connection"]
 

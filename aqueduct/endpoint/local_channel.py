@@ -25,10 +25,10 @@ from aqueduct.errors import (
     SendQueueFull,
 )
 from aqueduct.protocol.channels.connection import ChannelConnection
-from aqueduct.protocol.channels.events import Headers
-from aqueduct.protocol.channels.registry import Attach, Half
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
-from aqueduct.protocol.channels.state import SenderState
+from aqueduct.protocol.common.events import Headers
+from aqueduct.protocol.common.registry import Attach, Half
+from aqueduct.protocol.common.sender import Mode, SenderHalf
+from aqueduct.protocol.common.state import SenderState
 
 __all__ = [
     "ChannelHost",

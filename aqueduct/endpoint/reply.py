@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aqueduct.protocol.channels.receiver import ReceiverHalf
-    from aqueduct.protocol.channels.sender import SenderHalf
+    from aqueduct.protocol.common.receiver import ReceiverHalf
+    from aqueduct.protocol.common.sender import SenderHalf
 
 __all__ = ["PendingReply", "Responder"]
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from aqueduct.protocol.channels.snapshot import CoreView, ReceiverView, SenderView
+from aqueduct.protocol.common.snapshot import CoreView, ReceiverView, SenderView
 
 __all__ = ["ConnectionSnapshot", "ReceiverView", "SenderView"]
 

@@ -9,7 +9,7 @@ from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.unary import decode_call, is_unary
 
 if TYPE_CHECKING:
-    from aqueduct.protocol.channels.receiver import Received
+    from aqueduct.protocol.common.receiver import Received
     from aqueduct.rpc.keys import Headers
 
 __all__ = ["HeadCache"]

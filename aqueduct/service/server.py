@@ -66,7 +66,7 @@ from aqueduct.service.thread_runner import GeneratorRunner
 from aqueduct.service.unary import UnaryCall
 
 if TYPE_CHECKING:
-    from aqueduct.protocol.channels.receiver import Received
+    from aqueduct.protocol.common.receiver import Received
     from aqueduct.service.telemetry import Observer
 
 __all__ = ["COUNTERS", "Authorize", "RunningService"]

@@ -28,9 +28,9 @@ from aqueduct._speedups import channels as codec
 from aqueduct._speedups.base.buffers import bytes_copied
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import Finished, LostInTransit
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.registry import Attach
+from aqueduct.protocol.common.sender import Mode, SenderHalf
 from benchmarks.core_pair import Ends, Pair
 
 PAYLOADS: Final = [bytes([k]) * 100 for k in range(256)]
@@ -90,7 +90,7 @@ def send_messages(mode: Mode, count: int) -> dict[str, float]:
                 core.send(half, PAYLOADS[sent & 255], now(), mode=mode)
                 sent += 1
             pair.step()
-        pair.settle(lambda: half.settled)
+        pair.settle(lambda: not half.unsettled)
     expect(taken, count, "messages were taken")
     expect(misplaced, 0, "messages were out of their place")
     return {"messages_s": count / timer.elapsed, "messages_cpu_s": count / timer.cpu}
@@ -266,7 +266,7 @@ class Idle:
                 core.send(attach.half, PAYLOADS[0], now())
             if k % 50 == 49:
                 self.pair.step()
-        self.pair.settle(lambda: all(half.settled for half in self.handles[0]))
+        self.pair.settle(lambda: all(not half.unsettled for half in self.handles[0]))
         self.pair.clock.skip_to(now() + 60)
         self.pair.step()
         for held in self.handles:

@@ -23,7 +23,7 @@ import pytest
 from aqueduct import Connection, Receiver, Sender, channel, connect, serve
 from aqueduct.config import DEFAULT
 from aqueduct.errors import Cancelled
-from aqueduct.protocol.channels.snapshot import SenderView
+from aqueduct.protocol.common.snapshot import SenderView
 from tests.carriers.proxy import Proxy, Way
 from tests.carriers.streams import SCHEMES, TLS, eventually, listen_at, through
 

@@ -131,4 +131,4 @@ async def no_streams_left(peers: Peers) -> None:
 
 
 def all_settled(halves: list[Any]) -> bool:
-    return all(half is not None and half.settled for half in halves)
+    return all(half is not None and not half.unsettled for half in halves)

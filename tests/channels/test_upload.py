@@ -139,7 +139,7 @@ async def test_a_cancel_a_close_a_finish_and_acks_pass_a_full_upload(full: Full)
             await within(receiver.receive())
         half = sender._half
         assert half is not None
-        await eventually(lambda half=half: half.settled)  # type: ignore[misc]
+        await eventually(lambda half=half: not half.unsettled)  # type: ignore[misc]
         receiver.close()
         assert type(await ending(sender)) is ReceiverClosed
     assert full.progress() == before

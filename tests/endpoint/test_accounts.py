@@ -16,7 +16,7 @@ from aqueduct.endpoint.accounts import (
     process,
 )
 from aqueduct.protocol.channels.connection import ChannelConnection
-from aqueduct.protocol.channels.context import ConnectionContext
+from aqueduct.protocol.common.context import ConnectionContext
 
 FORK = """
 import os

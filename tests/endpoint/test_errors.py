@@ -82,7 +82,7 @@ async def forgotten(world: Place, make: Any) -> Ends:
     sender, receiver = await make()
     for handle in (sender, receiver):
         if handle._connection is world.client:
-            world.client.core._reader._lose([handle._half.channel])
+            world.client.core._reader.endings.lose([handle._half.channel])
             world.client.pump.flush_soon()
     return sender, receiver
 

@@ -17,7 +17,7 @@ import pytest
 from aqueduct import Service
 from aqueduct.config import Config, Flow, Timing
 from aqueduct.endpoint.accounts import process
-from aqueduct.protocol.channels.context import ConnectionContext
+from aqueduct.protocol.common.context import ConnectionContext
 from tests.support.calls import connected, sync_client
 
 SCHEMA = pa.schema([("x", pa.int64())])

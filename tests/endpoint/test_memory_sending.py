@@ -19,7 +19,7 @@ from aqueduct import Client, Service
 from aqueduct.config import Config
 from aqueduct.endpoint.accounts import SendingAccount, process
 from aqueduct.errors import Busy
-from aqueduct.protocol.channels.send_streams import SendStreams
+from aqueduct.protocol.common.send_streams import SendStreams
 from tests.support.calls import config, connected, serving, sync_client, until, until_seen
 
 KiB, MiB = 1 << 10, 1 << 20

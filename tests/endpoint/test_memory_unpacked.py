@@ -12,7 +12,7 @@ import pytest
 from aqueduct import Service
 from aqueduct.config import Config, Flow, Timing
 from aqueduct.endpoint.accounts import process
-from aqueduct.protocol.channels.context import ConnectionContext
+from aqueduct.protocol.common.context import ConnectionContext
 from tests.support.calls import config, connected, sync_client, until
 
 KiB, MiB = 1 << 10, 1 << 20

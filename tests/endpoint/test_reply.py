@@ -13,7 +13,7 @@ import aqueduct
 from aqueduct.client.client import Client
 from aqueduct.endpoint import Connection, PendingReply, channel, connect, serve
 from aqueduct.errors import ConnectionLost, ReceiverClosed
-from aqueduct.protocol.channels.receiver import Received
+from aqueduct.protocol.common.receiver import Received
 from tests.support.calls import NUMBERS, numbers, serving
 
 

@@ -15,7 +15,7 @@ from aqueduct.carriers.contract import Buffer
 from aqueduct.endpoint.connection import _DROPS
 from aqueduct.errors import ReceiverClosed
 from aqueduct.protocol.channels.connection import ChannelConnection
-from aqueduct.protocol.channels.registry import Half
+from aqueduct.protocol.common.registry import Half
 from tests.carriers.streams import listen_at
 from tests.carriers.users import DEADLINE
 

@@ -14,13 +14,13 @@ from aqueduct.carriers.contract import Buffer
 from aqueduct.carriers.memory import MemoryCarrier
 from aqueduct.config import Config
 from aqueduct.errors import ChannelError, ConnectionLost, LocalProtocolError
-from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.connection import ChannelConnection
-from aqueduct.protocol.channels.events import Closed, Event, HeadersReceived
-from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach, Half
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
-from aqueduct.protocol.channels.state import ReceiverState, SenderState
+from aqueduct.protocol.common import effects
+from aqueduct.protocol.common.events import Closed, Event, HeadersReceived
+from aqueduct.protocol.common.receiver import Received, ReceiverHalf
+from aqueduct.protocol.common.registry import Attach, Half
+from aqueduct.protocol.common.sender import Mode, SenderHalf
+from aqueduct.protocol.common.state import ReceiverState, SenderState
 
 __all__ = ["Clock", "Endpoint"]
 

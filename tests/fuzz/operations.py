@@ -21,10 +21,10 @@ from aqueduct.errors import (
     ReceiverClosed,
 )
 from aqueduct.protocol.channels import ids
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach, Half
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
-from aqueduct.protocol.channels.state import ReceiverState, SenderState
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.registry import Attach, Half
+from aqueduct.protocol.common.sender import Mode, SenderHalf
+from aqueduct.protocol.common.state import ReceiverState, SenderState
 from tests.fuzz.endpoint import Clock, Endpoint
 from tests.fuzz.source import Source
 
@@ -349,7 +349,7 @@ def check_end(channel: Channel) -> None:
     sender, receiver = channel.sender, channel.receiver
     if sender is not None:
         assert sender.state is SenderState.ENDED
-        assert sender.settled or sender.error is not None
+        assert not sender.unsettled or sender.error is not None
         assert isinstance(sender.error, (ChannelError, type(None)))
     if receiver is None:
         return

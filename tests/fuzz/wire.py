@@ -15,9 +15,9 @@ from aqueduct.carriers import memory
 from aqueduct.carriers.contract import Buffer
 from aqueduct.config import Calls, Config, Flow, Limits
 from aqueduct.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.registry import Attach
+from aqueduct.protocol.common.sender import Mode, SenderHalf
 from tests.fuzz.endpoint import Clock, Endpoint
 from tests.fuzz.source import Source
 from tests.reference import codec as model
@@ -410,8 +410,8 @@ class World:
         assert 0 <= shared.budget_used <= flow.receive_budget + (1 + assured) * largest
         assert core._reader.incoming._gathered <= flow.receive_budget + limits.frame_bytes
         assert core.channels <= limits.channels
-        assert len(core._reader._early) <= limits.early_datagrams
-        assert sum(map(len, core._reader._early)) <= limits.early_datagram_bytes
+        assert len(core._reader.arrivals._early) <= limits.early_datagrams
+        assert sum(map(len, core._reader.arrivals._early)) <= limits.early_datagram_bytes
         assert core._registry._destroyed.ranges <= 4 * limits.destroyed_ranges
         assert len(core._reader.incoming.streams) <= flow.streams + flow.channel_streams
         for stream in core._reader.incoming.streams.values():

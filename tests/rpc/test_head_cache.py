@@ -8,7 +8,7 @@ import pytest
 import aqueduct
 from aqueduct.arrow.ipc import serialize_schema
 from aqueduct.errors import BadCall, HandlerFailed, SchemaMismatch
-from aqueduct.protocol.channels.receiver import Received
+from aqueduct.protocol.common.receiver import Received
 from aqueduct.rpc import keys
 from aqueduct.rpc.head_cache import HeadCache
 from aqueduct.rpc.request import CallHead, Partition

@@ -24,7 +24,7 @@ from aqueduct.errors import (
     SchemaMismatch,
     UnknownHandler,
 )
-from aqueduct.protocol.channels.context import CLOSES
+from aqueduct.protocol.common.context import CLOSES
 from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.status import Status
 from tests.support.calls import (

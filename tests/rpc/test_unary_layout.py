@@ -9,7 +9,7 @@ from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.ipc import deserialize_schema, serialize_schema
 from aqueduct.errors import BadCall
-from aqueduct.protocol.channels.receiver import Received
+from aqueduct.protocol.common.receiver import Received
 from aqueduct.rpc.head_cache import HeadCache
 from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.unary import (

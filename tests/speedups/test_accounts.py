@@ -5,9 +5,10 @@ from __future__ import annotations
 from aqueduct._speedups.base.accounts import Account
 from aqueduct._speedups.channels.receiver import ReceiveBudget
 from aqueduct.config import DEFAULT
-from aqueduct.protocol.channels.context import ConnectionContext
-from aqueduct.protocol.channels.send_streams import SendStream, SendStreams
-from aqueduct.protocol.channels.sender import SenderHalf
+from aqueduct.protocol.channels.frame_writer import ChannelFrameWriter
+from aqueduct.protocol.common.context import ConnectionContext
+from aqueduct.protocol.common.send_streams import SendStream, SendStreams
+from aqueduct.protocol.common.sender import SenderHalf
 
 
 def test_those_who_wait_are_told_of_what_returns() -> None:
@@ -29,7 +30,7 @@ def test_a_large_batch_counts_until_all_of_it_has_left() -> None:
     before = sending.used
     shared = ConnectionContext(DEFAULT, 0, sending=sending)
     ledger: SendStreams = shared.outgoing
-    half = SenderHalf(shared, 0, accessible=True, given=True)
+    half = SenderHalf(shared, ChannelFrameWriter(ledger), 0, accessible=True, given=True)
     stream = SendStream(half, False)
     ledger._charge(stream, 1000)
     half.end_batch()

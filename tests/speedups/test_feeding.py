@@ -13,7 +13,7 @@ from aqueduct._speedups.calls.batch_sender import BatchSender, InFlightWindow, S
 from aqueduct._speedups.loop.waiter import Waiter
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.errors import SchemaMismatch
-from aqueduct.protocol.channels import effects
+from aqueduct.protocol.common import effects
 from tests.speedups.test_posting import Half, Streams
 
 WORDS = pa.schema([pa.field("word", pa.string())])
@@ -97,7 +97,7 @@ def test_it_ends_where_there_is_no_room() -> None:
     assert call.sender.feed(source, iter([batch_of("x")] * 9), 9) is False
     assert (call.sender.moved, call.asked) == (3, 0)  # the window: nobody asks the channel
     call = Call(half := Half(Streams()))
-    stream = half._message_stream
+    stream = half.message_stream
     assert stream is not None
     stream.dead = True
     assert call.sender.feed(source, iter([batch_of("x")]), 9) is False

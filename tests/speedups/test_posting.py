@@ -9,7 +9,7 @@ import pytest
 from aqueduct._speedups.channels.sender import SenderBase, SendQueue, SendStream
 from aqueduct.config import DEFAULT, Flow, Limits
 from aqueduct.errors import LocalProtocolError
-from aqueduct.protocol.channels import effects
+from aqueduct.protocol.common import effects
 
 OPEN, OVER = object(), object()
 
@@ -34,9 +34,9 @@ class Half(SenderBase):
         self.state, self.channel, self.streams = OPEN, 0, streams
         self.left: list[SendStream] = []
         if number is not None:
-            self._message_stream = SendStream(self, control=False)
-            self._message_stream.number = number
-            streams._open[number] = self._message_stream
+            self.message_stream = SendStream(self, control=False)
+            self.message_stream.number = number
+            streams._open[number] = self.message_stream
 
     def stream_left(self, stream: SendStream) -> None:
         self.left.append(stream)
@@ -113,7 +113,7 @@ def test_there_is_room_below_every_mark() -> None:
     one.post(b"", ())
     one.post(b"", ())
     assert not one.writable  # three without an acknowledgement
-    one._numbers.ack(bytes((0, 1)))
+    one.numbers.ack(bytes((0, 1)))
     assert one.writable
     streams._open[0].dead = True
     assert not one.writable

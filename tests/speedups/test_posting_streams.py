@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aqueduct._speedups.channels import VERSION
 from aqueduct._speedups.channels.sender import SenderBase, SendQueue, SendStream
 from aqueduct.config import DEFAULT, Flow
-from aqueduct.protocol.channels import effects
+from aqueduct.protocol.common import effects
 
 NOBODY = SimpleNamespace(outgoing=SendQueue([], DEFAULT.flow, DEFAULT.limits, object()))
 

@@ -13,10 +13,11 @@ from aqueduct.errors import (
     ReceiverClosed,
 )
 from aqueduct.protocol.channels import ids
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.registry import Half
-from aqueduct.protocol.channels.sender import SenderHalf
-from aqueduct.protocol.channels.state import ReceiverState, SenderState
+from aqueduct.protocol.channels.registry import ChannelRegistry
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.registry import Half
+from aqueduct.protocol.common.sender import SenderHalf
+from aqueduct.protocol.common.state import ReceiverState, SenderState
 from tests.support.network import NetworkCarrier
 from tests.support.pair import Side
 
@@ -55,9 +56,10 @@ def check_rest(world: World) -> None:
         assert set(registry._live.values()) == live, "state of channels that nobody has"
         assert core.channels == len(live)
         assert not registry._ended_early and not registry._pending_tables
-        assert not core._forgetting.kept and not core._forgetting._pending
-        mine = {half._control for half in live} | {
-            half._message_stream for half in live if isinstance(half, SenderHalf)
+        assert isinstance(registry, ChannelRegistry)
+        assert not registry._forgetting.kept and not registry._forgetting._pending
+        mine = {half.control for half in live} | {
+            half.message_stream for half in live if isinstance(half, SenderHalf)
         }
         assert set(core._shared.outgoing._open.values()) <= mine, "streams of ended channels"
         snapshot = core.snapshot()
@@ -80,7 +82,9 @@ def check_rest(world: World) -> None:
     for channel in world.channels.values():
         _check_agreement(channel)
         sender, receiver = channel.sender, channel.receiver
-        assert sender is None or sender.settled or _is_final(sender), "neither acked nor nacked"
+        assert sender is None or not sender.unsettled or _is_final(sender), (
+            "neither acked nor nacked"
+        )
         if sender is not None and receiver is not None:
             assert _is_final(sender) == _is_final(receiver), "one half outlives the other"
 
@@ -234,7 +238,7 @@ def _check_ended(channel: Channel) -> None:
     if sender is not None:
         error = sender.error
         if error is None:
-            assert channel.finished and not channel.cancelled and sender.settled
+            assert channel.finished and not channel.cancelled and not sender.unsettled
         elif isinstance(error, Cancelled):
             assert channel.cancelled
         elif isinstance(error, ReceiverClosed):

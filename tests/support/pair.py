@@ -16,13 +16,13 @@ from aqueduct.carriers import memory
 from aqueduct.carriers.contract import Buffer
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost
-from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.connection import ChannelConnection
-from aqueduct.protocol.channels.events import Closed, Event, Headers, HeadersReceived
-from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.send_streams import SendStream
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from aqueduct.protocol.common import effects
+from aqueduct.protocol.common.events import Closed, Event, Headers, HeadersReceived
+from aqueduct.protocol.common.receiver import Received, ReceiverHalf
+from aqueduct.protocol.common.registry import Attach
+from aqueduct.protocol.common.send_streams import SendStream
+from aqueduct.protocol.common.sender import Mode, SenderHalf
 from tests.support.network import CLEAR, Network, NetworkCarrier, Weather
 
 __all__ = ["Cores", "NetworkPair", "Pair", "Side"]

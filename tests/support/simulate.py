@@ -14,7 +14,7 @@ import sys
 import traceback
 from typing import Final
 
-from aqueduct.protocol.channels.sender import Mode
+from aqueduct.protocol.common.sender import Mode
 from tests.support.world import CHOICES, WEATHERS, Settings, World
 
 __all__ = ["PROFILES", "main", "replay", "run"]

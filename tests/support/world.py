@@ -19,17 +19,17 @@ import pytest
 from aqueduct.config import DEFAULT, Config, Flow, Limits, Timing
 from aqueduct.errors import AqueductError
 from aqueduct.protocol.channels import ids
-from aqueduct.protocol.channels.events import (
+from aqueduct.protocol.common.events import (
     Headers,
     HeadersReceived,
     Readable,
     SenderEnded,
     Writable,
 )
-from aqueduct.protocol.channels.receiver import Received, ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach, Half
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
-from aqueduct.protocol.channels.state import ReceiverState, SenderState
+from aqueduct.protocol.common.receiver import Received, ReceiverHalf
+from aqueduct.protocol.common.registry import Attach, Half
+from aqueduct.protocol.common.sender import Mode, SenderHalf
+from aqueduct.protocol.common.state import ReceiverState, SenderState
 from tests.support import claims
 from tests.support.network import CLEAR, NetworkCarrier, Weather
 from tests.support.pair import NetworkPair, Side
@@ -429,9 +429,9 @@ class World:
         headers = ((b"k", mark + bytes(header)),) if header >= 0 else ()
         carrier = self.pair.carrier(side)
         datagrams, dropped = len(carrier.copies), side.core._shared.datagrams_dropped
-        reliable_before = half._numbers.next
+        reliable_before = half.numbers.next
         number = side.send(half, payload, *attaches, headers=headers, mode=mode)
-        reliable = half._numbers.next > reliable_before
+        reliable = half.numbers.next > reliable_before
         left = len(carrier.copies) > datagrams
         small = size + header + DATAGRAM_OVERHEAD <= side.core._shared.datagram_limit
         assert mode is Mode.UNRELIABLE or reliable

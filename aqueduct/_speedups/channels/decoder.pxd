@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
+from aqueduct._speedups.channels.frames cimport Version
 from aqueduct._speedups.channels.receive_buffer cimport ReceiveBuffer
 
 # Where in a frame the next byte stands.
@@ -65,8 +66,6 @@ cdef class FrameDecoder:
     cdef int _begin(self) except -1
     cdef int _varint(self) except -1
     cdef int _length(self, uint64_t limit, str name) except -1
-    cdef int _match_magic(self) except -1
-    cdef object _version(self, const uint8_t *text)
     cdef object _short_frame(self)
     cdef object _acks(self, const uint8_t *block)
     cdef object _head_frame(self)
@@ -74,3 +73,11 @@ cdef class FrameDecoder:
     # Fields and C memory alone: nothing can raise.
     cdef void _frame_done(self) noexcept
     cdef int _fail(self, object error) except -1
+
+# FrameError: the sequence was finished inside a frame.
+cdef object truncation()
+# Compares VERSION up to its text as far as bytes are there: 1, or 0 for more bytes.
+cdef int match_magic(ReceiveBuffer buffer, Py_ssize_t *matched) except -1
+# Its text, first the length of it.
+cdef int check_version_length(uint64_t size) except -1
+cdef Version read_version(const uint8_t *text, Py_ssize_t size)

@@ -44,18 +44,16 @@ from aqueduct._speedups.channels.frames cimport (
     header_block,
     header_pairs,
 )
-from aqueduct._speedups.channels.receive_buffer cimport SMALL, ReceiveBuffer
-from aqueduct._speedups.base.varint cimport VARINT_ABOVE_64, VARINT_PADDED, raise_varint
+from aqueduct._speedups.channels.receive_buffer cimport (
+    SMALL,
+    ReceiveBuffer,
+    check_length,
+    read_varint,
+)
 
 from aqueduct._speedups.channels.encoder import VERSION
 from aqueduct._speedups.channels.frames import FRAME_NAMES
-from aqueduct.errors import (
-    FrameError,
-    LimitExceeded,
-    LocalProtocolError,
-    SequenceError,
-    VersionError,
-)
+from aqueduct.errors import FrameError, LocalProtocolError, SequenceError, VersionError
 
 __all__ = ["FrameDecoder"]
 
@@ -387,15 +385,14 @@ cdef class FrameDecoder:
                 return frame
 
             elif self.state == AT_MAGIC:
-                if not self._match_magic():
+                if not match_magic(buffer, &self._matched):
                     return self._starved()
                 self.state = AT_VERSION_LENGTH
 
             elif self.state == AT_VERSION_LENGTH:
                 if not self._varint():
                     return self._starved()
-                if self._value > VERSION_TEXT_LIMIT:
-                    raise VersionError(f"the peer's version has {self._value} bytes (AQ-R5)")
+                check_version_length(self._value)
                 self._length(HIGHEST, "")
                 self.state = AT_VERSION_TEXT
 
@@ -403,7 +400,9 @@ cdef class FrameDecoder:
                 block = buffer.block(self.length)
                 if block == NULL:
                     return self._starved()
-                return self._version(block)
+                frame = read_version(block, self.length)
+                self._frame_done()
+                return frame
 
     cdef object _starved(self):
         """None, or the error if no more bytes can come."""
@@ -455,66 +454,15 @@ cdef class FrameDecoder:
 
     cdef int _varint(self) except -1:
         """Reads on in a varint, wherever it was cut: 1 and ``_value``, or 0 for more bytes."""
-        cdef ReceiveBuffer buffer = self.buffer
-        cdef uint8_t byte
-        if self._shift == 0:
-            if buffer.pos < buffer.end and buffer.pos[0] < 0x80:
-                self._value = buffer.pos[0]
-                buffer.pos += 1
-                return 1
-            self._value = 0
-        while True:
-            if buffer.pos == buffer.end and not buffer.refill():
-                return 0
-            byte = buffer.pos[0]
-            buffer.pos += 1
-            if self._shift == 63 and byte > 1:
-                raise_varint(VARINT_ABOVE_64)
-            self._value |= <uint64_t> (byte & 0x7f) << self._shift
-            if byte < 0x80:
-                if byte == 0 and self._shift:
-                    raise_varint(VARINT_PADDED)
-                self._shift = 0
-                return 1
-            self._shift += 7
+        return read_varint(self.buffer, &self._value, &self._shift)
 
     cdef int _length(self, uint64_t limit, str name) except -1:
         """Takes the varint as the length of what follows, if the limits allow it."""
-        cdef uint64_t used = self.buffer.taken() - self._frame_start
-        if used > self._frame_limit or self._value > self._frame_limit - used:
-            raise LimitExceeded(
-                f"a frame of {used + <object> self._value} bytes or more, "
-                f"{self._frame_limit} are allowed (Limits.frame_bytes)"
-            )
-        if self._value > limit:
-            raise LimitExceeded(
-                f"a block of {self._value} bytes, {limit} are allowed ({name})"
-            )
+        check_length(
+            self._value, self.buffer.taken() - self._frame_start, self._frame_limit, limit, name
+        )
         self.length = <Py_ssize_t> self._value
         return 0
-
-    cdef int _match_magic(self) except -1:
-        """Compares VERSION up to its text as far as bytes are there: 1, or 0 for more bytes."""
-        cdef ReceiveBuffer buffer = self.buffer
-        cdef const char *magic = MAGIC
-        while self._matched < len(MAGIC):
-            if buffer.pos == buffer.end and not buffer.refill():
-                return 0
-            if buffer.pos[0] != <uint8_t> magic[self._matched]:
-                raise VersionError(
-                    f"byte {self._matched} of VERSION is {buffer.pos[0]:#04x}: the peer does not "
-                    "speak Aqueduct (AQ-R5)"
-                )
-            self._matched += 1
-            buffer.pos += 1
-        return 1
-
-    cdef object _version(self, const uint8_t *text):
-        cdef bytes version = text[:self.length]
-        if version != VERSION_TEXT:
-            raise VersionError(f"the peer speaks version {version!r}, not {VERSION_TEXT!r}")
-        self._frame_done()
-        return THE_VERSION
 
     cdef object _short_frame(self):
         """A frame without fields, or with the varint that was just read."""
@@ -612,3 +560,34 @@ cdef class FrameDecoder:
 
 cdef object truncation():
     return FrameError("the sequence ends inside a frame", truncated=True)
+
+
+# VERSION, which the other revision of Aqueduct has as well.
+
+
+cdef int match_magic(ReceiveBuffer buffer, Py_ssize_t *matched) except -1:
+    cdef const char *magic = MAGIC
+    while matched[0] < len(MAGIC):
+        if buffer.pos == buffer.end and not buffer.refill():
+            return 0
+        if buffer.pos[0] != <uint8_t> magic[matched[0]]:
+            raise VersionError(
+                f"byte {matched[0]} of VERSION is {buffer.pos[0]:#04x}: the peer does not "
+                "speak Aqueduct (AQ-R5)"
+            )
+        matched[0] += 1
+        buffer.pos += 1
+    return 1
+
+
+cdef int check_version_length(uint64_t size) except -1:
+    if size > VERSION_TEXT_LIMIT:
+        raise VersionError(f"the peer's version has {size} bytes (AQ-R5)")
+    return 0
+
+
+cdef Version read_version(const uint8_t *text, Py_ssize_t size):
+    cdef bytes version = text[:size]
+    if version != VERSION_TEXT:
+        raise VersionError(f"the peer speaks version {version!r}, not {VERSION_TEXT!r}")
+    return THE_VERSION

@@ -3,7 +3,7 @@
 cdef class HalfEvent:
     cdef readonly object half
 
-# How effects begin; see aqueduct.protocol.channels.effects.
+# How effects begin; see aqueduct.protocol.common.effects.
 cdef enum:
     WRITE_EFFECT = 0
     RESET_EFFECT = 1

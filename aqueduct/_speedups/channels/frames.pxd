@@ -94,6 +94,10 @@ cdef int check_attachments(
 ) except -1
 # RANGES: a check of the bytes as they came, which makes no numbers of Python.
 cdef int check_ranges(const uint8_t *pos, const uint8_t *end, bint paired) except -1
+# How many varints, and their sum: FrameError for a zero that is not the first, or above 2^64 - 1.
+cdef Py_ssize_t sum_ranges(const uint8_t *pos, const uint8_t *end, uint64_t *total) except -1
+# Reads a varint that must lie inside the block.
+cdef int inner_varint(const uint8_t **pos, const uint8_t *end, uint64_t *value) except -1
 
 # The bytes of header data; raises what ``header_pairs`` would.
 cdef bytes header_block(const uint8_t *block, Py_ssize_t size)

@@ -471,16 +471,8 @@ cdef Py_ssize_t attached_head(
 
 cdef int check_ranges(const uint8_t *pos, const uint8_t *end, bint paired) except -1:
     """The varints of ACK_RELIABLE (``paired``, AQ-20) or ACK_NACK_UNRELIABLE (AQ-21)."""
-    cdef uint64_t length = 0, total = 0
-    cdef Py_ssize_t count = 0
-    while pos < end:
-        inner_varint(&pos, end, &length)
-        if length == 0 and count:
-            raise FrameError("a varint of its RANGES after the first is zero")
-        if length > 0xFFFFFFFFFFFFFFFF - total:
-            raise FrameError("its RANGES reach above 2^64 - 1 (AQ-R2)")
-        total += length
-        count += 1
+    cdef uint64_t total = 0
+    cdef Py_ssize_t count = sum_ranges(pos, end, &total)
     if count == 0:
         raise FrameError("its RANGES are empty")
     if paired and count % 2:
@@ -488,6 +480,23 @@ cdef int check_ranges(const uint8_t *pos, const uint8_t *end, bint paired) excep
     if total == 0:
         raise FrameError("its RANGES name no message")
     return 0
+
+
+cdef Py_ssize_t sum_ranges(
+    const uint8_t *pos, const uint8_t *end, uint64_t *total
+) except -1:
+    cdef uint64_t length = 0, reached = 0
+    cdef Py_ssize_t count = 0
+    while pos < end:
+        inner_varint(&pos, end, &length)
+        if length == 0 and count:
+            raise FrameError("a varint of its RANGES after the first is zero")
+        if length > 0xFFFFFFFFFFFFFFFF - reached:
+            raise FrameError("its RANGES reach above 2^64 - 1 (AQ-R2)")
+        reached += length
+        count += 1
+    total[0] = reached
+    return count
 
 
 cdef tuple headers_of(bytes block):

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport uint8_t, uint64_t
 
+from aqueduct._speedups.base.varint cimport VARINT_ABOVE_64, VARINT_PADDED, raise_varint
 from aqueduct._speedups.channels.encoder cimport COALESCE_BELOW
 
 cdef enum:
@@ -50,3 +51,45 @@ cdef class ReceiveBuffer:
     cdef object room(self, Py_ssize_t hint)
     cdef int landed(self, Py_ssize_t size) except -1
     cdef void leave(self) noexcept
+
+
+cdef inline int read_varint(ReceiveBuffer buffer, uint64_t *value, int *shift) except -1:
+    """Reads on in a varint, wherever it was cut: 1 and ``value``, or 0 for more bytes.
+
+    ``shift`` is 0 between varints.
+    """
+    cdef uint8_t byte
+    if shift[0] == 0:
+        if buffer.pos < buffer.end and buffer.pos[0] < 0x80:
+            value[0] = buffer.pos[0]
+            buffer.pos += 1
+            return 1
+        value[0] = 0
+    while True:
+        if buffer.pos == buffer.end and not buffer.refill():
+            return 0
+        byte = buffer.pos[0]
+        buffer.pos += 1
+        if shift[0] == 63 and byte > 1:
+            raise_varint(VARINT_ABOVE_64)
+        value[0] |= <uint64_t> (byte & 0x7f) << shift[0]
+        if byte < 0x80:
+            if byte == 0 and shift[0]:
+                raise_varint(VARINT_PADDED)
+            shift[0] = 0
+            return 1
+        shift[0] += 7
+
+
+cdef inline int check_length(
+    uint64_t size, uint64_t used, uint64_t frame_limit, uint64_t limit, str name
+) except -1:
+    """Whether ``size`` bytes may follow the ``used`` ones of a frame; ``limit`` is called ``name``."""
+    if used > frame_limit or size > frame_limit - used or size > limit:
+        raise_length(size, used, frame_limit, limit, name)
+    return 0
+
+
+cdef int raise_length(
+    uint64_t size, uint64_t used, uint64_t frame_limit, uint64_t limit, str name
+) except -1

@@ -21,7 +21,7 @@ from libc.string cimport memcpy
 
 from aqueduct._speedups.base.buffers cimport AlignedBuffer, byte_view, copy_bytes, new_aligned
 
-from aqueduct.errors import LocalProtocolError
+from aqueduct.errors import LimitExceeded, LocalProtocolError
 
 __all__ = ["ReceiveBuffer"]
 
@@ -260,3 +260,15 @@ cdef class ReceiveBuffer:
         """Lets the payload go."""
         self.payload = self._view = None
         self.missing = 0
+
+
+cdef int raise_length(
+    uint64_t size, uint64_t used, uint64_t frame_limit, uint64_t limit, str name
+) except -1:
+    """The error of ``check_length``."""
+    if used > frame_limit or size > frame_limit - used:
+        raise LimitExceeded(
+            f"a frame of {used + <object> size} bytes or more, "
+            f"{frame_limit} are allowed (Limits.frame_bytes)"
+        )
+    raise LimitExceeded(f"a block of {size} bytes, {limit} are allowed ({name})")

@@ -386,6 +386,10 @@ cdef class ReceiveBudget:
         """Whether ``size`` bytes fit into what the process allows this connection."""
         return size <= self.free_in_process()
 
+    def reserve(self, int64_t size):
+        """Charges ``size`` bytes that the peer may send; below zero: no more."""
+        self.spend(size)
+
     def detach(self):
         """The connection is over: the process counts its bytes no more."""
         cdef Account process = self.process

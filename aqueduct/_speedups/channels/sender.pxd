@@ -60,9 +60,9 @@ cdef class SendQueue:
 
 cdef class SenderBase:
     cdef SendQueue _ledger
-    cdef public SentNumbers _numbers
+    cdef public SentNumbers numbers
     cdef public UnreliableSent unreliable
-    cdef public SendStream _message_stream
+    cdef public SendStream message_stream
     cdef public object error
     cdef public Py_ssize_t queued
     cdef public object state
@@ -71,9 +71,9 @@ cdef class SenderBase:
     cdef public bint oneshot
     cdef public Py_ssize_t streams_in
     cdef public object links        # a SentLinks, or None
-    cdef public SendStream _control
+    cdef public SendStream control
     cdef public object unordered    # an UnorderedStreams, or None
-    cdef public bint _finish_waits
+    cdef public bint finish_waits
     cdef object _ends               # of large batches, counted in bytes; None: there was none
     cdef int64_t _left
     cdef int64_t _returned

@@ -67,9 +67,9 @@ class SendQueue:
 @disjoint_base
 class SenderBase:
     def __new__(cls, owner: Any, *arguments: object, **options: object) -> SenderBase: ...
-    _numbers: SentNumbers
+    numbers: SentNumbers
     unreliable: UnreliableSent | None
-    _message_stream: SendStream | None
+    message_stream: SendStream | None
     state: Any
     error: Exception | None
     queued: int
@@ -79,8 +79,8 @@ class SenderBase:
     streams_in: int
     links: Any
     unordered: Any
-    _control: SendStream | None
-    _finish_waits: bool
+    control: SendStream | None
+    finish_waits: bool
     @property
     def writable(self) -> bool: ...
     def end_batch(self) -> None: ...

@@ -309,7 +309,7 @@ cdef class SenderBase:
 
     def __cinit__(self, owner not None, *arguments, **options):
         self._ledger = owner.outgoing
-        self._numbers = SentNumbers.__new__(SentNumbers)
+        self.numbers = SentNumbers.__new__(SentNumbers)
 
     @property
     def writable(self):
@@ -326,7 +326,7 @@ cdef class SenderBase:
     cdef bint room(self) except -1:
         cdef SendQueue ledger = self._ledger
         cdef uint64_t unsettled
-        unsettled = self._numbers.next - self._numbers.acked.covered
+        unsettled = self.numbers.next - self.numbers.acked.covered
         if self.unreliable is not None:
             unsettled += self.unreliable.next - self.unreliable.settled
         return (
@@ -337,8 +337,8 @@ cdef class SenderBase:
             )
             and unsettled < <uint64_t> ledger._messages
             and (
-                self._message_stream is None
-                or not self._message_stream.dead
+                self.message_stream is None
+                or not self.message_stream.dead
                 or self.state is not ledger._sending
             )
         )
@@ -355,17 +355,17 @@ cdef class SenderBase:
         Returns its number; None, with nothing done, unless the messages before went so, too.
         Raises LocalProtocolError for what cannot be encoded.
         """
-        cdef SendStream stream = self._message_stream
+        cdef SendStream stream = self.message_stream
         cdef Py_ssize_t size = 0
         cdef list buffers
         cdef uint64_t number
         if stream is None or self.error is not None or self.state is not self._ledger._sending:
             return None
-        number = self._numbers.next
+        number = self.numbers.next
         buffers = message_buffers(number, payload, headers, (), &size)
         self._ledger.check_size(size)
         if number == HIGHEST:
-            self._numbers.take()  # says so
-        self._numbers.next = number + 1
+            self.numbers.take()  # says so
+        self.numbers.next = number + 1
         self._ledger.append(stream, buffers, size)
         return number

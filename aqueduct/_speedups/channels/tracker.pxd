@@ -13,6 +13,7 @@ cdef class SentNumbers:
 cdef class ReceivedNumbers:
     cdef readonly RangeSet ranges
     cdef RangeSet _pending
+    cdef RangeSet _withdrawn      # None: none was
     cdef uint64_t _range_limit
 
     # 1: it is new and was added; 0: it is not to be had so (seen, one hole too many, too high).

@@ -161,9 +161,29 @@ cdef class ReceivedNumbers:
 
         False if it is not pending. It still counts as received.
         """
-        cdef uint64_t removed = 0, value = received_number(number)
+        cdef uint64_t removed = 0, added = 0, value = received_number(number)
         self._pending.remove_span(value, value, &removed)
+        if removed:
+            if self._withdrawn is None:
+                self._withdrawn = RangeSet.__new__(RangeSet)
+            self._withdrawn.add_span(value, value, &added)
         return removed != 0
+
+    def kept(self):
+        """What was received and not withdrawn, as a RangeSet of its own."""
+        cdef RangeSet found = RangeSet.__new__(RangeSet)
+        cdef uint64_t changed = 0, last
+        cdef uint32_t node = self.ranges.leftmost()
+        while node:
+            last = self.ranges.nodes[node].last
+            found.add_span(self.ranges.nodes[node].first, last, &changed)
+            node = self.ranges.above(last)
+        node = self._withdrawn.leftmost() if self._withdrawn is not None else 0
+        while node:
+            last = self._withdrawn.nodes[node].last
+            found.remove_span(self._withdrawn.nodes[node].first, last, &changed)
+            node = self._withdrawn.above(last)
+        return found
 
     def take_ack(self):
         """The varints of an ACK_RELIABLE for all that is pending, () if nothing is (AQ-R16)."""

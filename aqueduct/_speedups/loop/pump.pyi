@@ -7,8 +7,8 @@ from aqueduct._speedups.loop.waiter import Waiter
 from aqueduct.carriers.contract import Buffer, Carrier
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.channels.connection import ChannelConnection
-from aqueduct.protocol.channels.effects import Effect
-from aqueduct.protocol.channels.events import Event
+from aqueduct.protocol.common.effects import Effect
+from aqueduct.protocol.common.events import Event
 
 __all__ = ["Pump", "apply"]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Config
 from aqueduct.protocol.channels.connection import ChannelConnection
-from aqueduct.protocol.channels.receiver import ReceiverHalf
+from aqueduct.protocol.common.receiver import ReceiverHalf
 from tests.support.pair import Pair
 
 ROUTE = codec.encode_route_to(0)

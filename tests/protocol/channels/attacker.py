@@ -14,11 +14,11 @@ from typing import Any
 
 from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Config
-from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.connection import ChannelConnection
-from aqueduct.protocol.channels.events import HeadersReceived
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.sender import SenderHalf
+from aqueduct.protocol.common import effects
+from aqueduct.protocol.common.events import HeadersReceived
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.sender import SenderHalf
 
 __all__ = ["ENTRY", "Attacker", "Cost", "cost_of", "frames", "message"]
 
@@ -74,7 +74,7 @@ class Attacker:
     @property
     def slots(self) -> int:
         """Streams that it may open now."""
-        given = self.config.flow.streams + self.core.incoming.extra
+        given: int = self.config.flow.streams + self.core.incoming.extra
         return given - (self.opened - self.ended)
 
     def say(self, *parts: bytes, fin: bool = True) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Config
-from aqueduct.protocol.channels import effects
+from aqueduct.protocol.common import effects
 from tests.reference.codec import Frame
 from tests.speedups.strategies import as_tuple, message
 from tests.support.pair import Pair, Side

@@ -10,8 +10,8 @@ import pytest
 from aqueduct._speedups.base.accounts import Account
 from aqueduct.config import DEFAULT, Config, Flow, Timing
 from aqueduct.errors import Busy
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.sender import SenderHalf
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.sender import SenderHalf
 from tests.protocol.channels.test_lifecycle import open_channel
 from tests.protocol.channels.test_room import budget_used, partial
 from tests.support.pair import Pair

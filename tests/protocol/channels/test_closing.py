@@ -9,11 +9,11 @@ import pytest
 from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Config, Flow
 from aqueduct.errors import ConnectionLost, Finished, ReceiverClosed
-from aqueduct.protocol.channels import effects
-from aqueduct.protocol.channels.events import Writable
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from aqueduct.protocol.common import effects
+from aqueduct.protocol.common.events import Writable
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.registry import Attach
+from aqueduct.protocol.common.sender import Mode, SenderHalf
 from tests.protocol.channels.test_lifecycle import open_channel
 from tests.support.pair import Pair, Side
 

@@ -6,7 +6,7 @@ import pytest
 
 from aqueduct._speedups import channels as codec
 from aqueduct.errors import SequenceError
-from aqueduct.protocol.channels.receiver import ReceiverHalf
+from aqueduct.protocol.common.receiver import ReceiverHalf
 from tests.protocol.channels.peer import Peer, message, route
 
 HIGHEST = (1 << 64) - 1

@@ -9,10 +9,11 @@ import pytest
 from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Config, Flow, Limits
 from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach, Half
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
-from aqueduct.protocol.channels.tombstones import Forgetting, Tombstones
+from aqueduct.protocol.channels.forgetting import Forgetting
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.registry import Attach, Half
+from aqueduct.protocol.common.sender import Mode, SenderHalf
+from aqueduct.protocol.common.tombstones import Tombstones
 from tests.protocol.channels.peer import CLOSE, FORGET, Peer, message, route
 
 requirement = pytest.mark.requirement

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aqueduct.protocol.channels.state import (
+from aqueduct.protocol.common.state import (
     RECEIVER,
     SENDER,
     ReceiverState,

@@ -6,10 +6,10 @@ import pytest
 
 from aqueduct._speedups import channels as codec
 from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed
-from aqueduct.protocol.channels import effects
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from aqueduct.protocol.common import effects
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.registry import Attach
+from aqueduct.protocol.common.sender import Mode, SenderHalf
 from tests.protocol.channels.test_lifecycle import open_channel
 from tests.support.pair import Pair
 
@@ -202,7 +202,7 @@ def test_a_payload_that_is_none_leaves_no_channel(payload: object) -> None:
     with pytest.raises(TypeError):
         pair.client.send(pair.sender, payload, attach)
     assert pair.client.core.channels == 1
-    assert pair.sender.settled
+    assert not pair.sender.unsettled
 
 
 def test_a_channel_that_is_attached_to_itself_can_end() -> None:

@@ -9,9 +9,9 @@ import pytest
 from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Flow
 from aqueduct.errors import Finished
-from aqueduct.protocol.channels.events import Readable
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.sender import SenderHalf
+from aqueduct.protocol.common.events import Readable
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.sender import SenderHalf
 from tests.protocol.channels.peer import CLOSE, Peer, message, route
 from tests.protocol.channels.test_destroyed import BACK, CHILD, attached, created
 

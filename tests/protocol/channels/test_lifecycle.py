@@ -15,10 +15,10 @@ from aqueduct.errors import (
     ReceiverClosed,
 )
 from aqueduct.protocol.channels import ids
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sender import SenderHalf
-from aqueduct.protocol.channels.state import (
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.registry import Attach
+from aqueduct.protocol.common.sender import SenderHalf
+from aqueduct.protocol.common.state import (
     RECEIVER,
     SENDER,
     ReceiverInput,

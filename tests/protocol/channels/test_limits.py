@@ -11,9 +11,9 @@ from aqueduct import errors
 from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Config, Flow, Limits, Timing
 from aqueduct.errors import Cancelled, ConfigError, Finished, LocalProtocolError
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.registry import Attach
+from aqueduct.protocol.common.sender import Mode, SenderHalf
 from tests.protocol.channels.peer import Peer, message, route
 from tests.support.pair import Pair
 
@@ -351,7 +351,7 @@ def test_all_delays_run_by_the_clock_that_is_given(start: float) -> None:
     pair.advance(0.75)
     pair.run()
     assert pair.server.core.next_deadline() == pytest.approx(start + 0.75 + 2.0)
-    assert not pair.sender.settled
+    assert pair.sender.unsettled
     pair.advance(2.0)
-    assert pair.sender.settled
+    assert not pair.sender.unsettled
     assert pair.server.core.next_deadline() is None

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from aqueduct.protocol.channels.sender import Mode
+from aqueduct.protocol.common.sender import Mode
 from tests.support import simulate
 from tests.support.world import CHOICES, WEATHERS, Settings, World
 

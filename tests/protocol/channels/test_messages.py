@@ -10,10 +10,10 @@ import pytest
 from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Flow, Limits
 from aqueduct.errors import ConnectionLost, LocalProtocolError
-from aqueduct.protocol.channels import effects
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from aqueduct.protocol.common import effects
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.registry import Attach
+from aqueduct.protocol.common.sender import Mode, SenderHalf
 from tests.support.pair import Pair, Side
 
 
@@ -121,15 +121,15 @@ def test_acks_go_out_within_the_delay_and_settle_the_sender() -> None:
     for _ in range(10):
         pair.client.send(pair.sender, b"x")
     pair.run()
-    assert not pair.sender.settled
+    assert pair.sender.unsettled
     pair.advance(DEFAULT.timing.ack_delay)
-    assert pair.sender.settled
+    assert not pair.sender.unsettled
     tags = tags_sent(pair.client, from_server=True)
     assert [3, 8] in tags  # one ACK_RELIABLE for all ten
     for _ in range(3):
         pair.client.send(pair.sender, b"y")
     pair.advance(1)
-    assert pair.sender.settled
+    assert not pair.sender.unsettled
     assert [3, 8, 8] in tags_sent(pair.client, from_server=True)
 
 
@@ -216,13 +216,13 @@ def test_a_sender_is_told_when_half_of_its_queue_is_free(plain_first: bool | Non
     core.events_received()
     while half.queued >= 10_000:
         core._shared.outgoing._release(stream, 100)
-    core._reader.unblock((half,))
+    core._reader.endings.unblock((half,))
     told = [type(event).__name__ for event in core.events_received()]
     assert told == ([] if plain_first is None else ["Writable"])
     while half.queued > 5_000:
         assert not core.events_received()
         core._shared.outgoing._release(stream, 100)
-        core._reader.unblock((half,))
+        core._reader.endings.unblock((half,))
     assert half.queued <= 5_000
     told += [type(event).__name__ for event in core.events_received()]
     assert told == ["Writable"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aqueduct.errors import Cancelled, Finished, LocalProtocolError, MessageLost
-from aqueduct.protocol.channels.sender import Mode
+from aqueduct.protocol.common.sender import Mode
 from tests.protocol.channels.peer import message, route
 from tests.protocol.channels.test_receiver_wire import (
     NONE_SENT,

@@ -8,9 +8,9 @@ import pytest
 
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import Finished
-from aqueduct.protocol.channels.context import CLOSES
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach
+from aqueduct.protocol.common.context import CLOSES
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.registry import Attach
 from tests.protocol.channels.peer import Peer, message, route
 from tests.protocol.channels.test_receiver_wire import ONESHOT, finish, payloads
 

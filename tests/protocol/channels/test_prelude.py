@@ -10,10 +10,10 @@ import pytest
 from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Flow, Limits
 from aqueduct.errors import LocalProtocolError
-from aqueduct.protocol.channels import effects
 from aqueduct.protocol.channels.connection import ChannelConnection
-from aqueduct.protocol.channels.events import HeadersReceived
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from aqueduct.protocol.common import effects
+from aqueduct.protocol.common.events import HeadersReceived
+from aqueduct.protocol.common.sender import Mode, SenderHalf
 from tests.protocol.channels.peer import Peer, message, route
 
 requirement = pytest.mark.requirement
@@ -337,9 +337,9 @@ def test_a_client_waits_for_the_servers_headers_too() -> None:
     assert [("ROUTE_TO", 0), ("MESSAGE", 0, (), (), b"hello")] in peer.told()
     peer.say(VERSION, ENTRY, codec.encode_ack_reliable((0, 1)))
     peer.say(VERSION, ACK)
-    assert not peer.pair.sender.settled
+    assert peer.pair.sender.unsettled
     peer.say(HEADERS)
-    assert peer.pair.sender.settled
+    assert not peer.pair.sender.unsettled
     assert peer.core.peer_headers == ((b"who", b"me"),)
 
 

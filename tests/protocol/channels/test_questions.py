@@ -12,10 +12,10 @@ from aqueduct._speedups import channels as codec
 from aqueduct._speedups.channels.recv_streams import SMALL
 from aqueduct.config import DEFAULT, Limits
 from aqueduct.errors import Finished, LocalProtocolError
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sender import SenderHalf
-from aqueduct.protocol.channels.state import ReceiverState, SenderState
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.registry import Attach
+from aqueduct.protocol.common.sender import SenderHalf
+from aqueduct.protocol.common.state import ReceiverState, SenderState
 from tests.protocol.channels.peer import CLOSE, Peer, message, route
 from tests.protocol.channels.test_receiver_wire import ONESHOT, attached, finish
 from tests.protocol.channels.test_sender_wire import opened
@@ -126,7 +126,7 @@ def test_a_call_is_a_sequence_for_its_answer_and_one_for_its_end(debug: bool) ->
         assert (answer.headers, bytes(answer.payload)) == (HEADERS, b"answer" + bytes(number))
         assert (half.state, type(half.error)) == (ReceiverState.CLOSED, Finished)
         pair.advance(0.03)
-        assert (back.state, back.error, back.settled) == (SenderState.ENDED, None, True)
+        assert (back.state, back.error, not back.unsettled) == (SenderState.ENDED, None, True)
         *_, said = server.raw.values()
         assert bytes(said) == route(half.channel) + TAKEN
     pair.advance(1)
@@ -229,7 +229,7 @@ def test_the_receiver_of_an_answer_says_that_it_has_it() -> None:
         peer.pair.run()
         peer.say(route(half.channel), *frames)
         assert peer.core.error is None
-        assert (half.state, half.settled) == (SenderState.ENDED, settled)
+        assert (half.state, not half.unsettled) == (SenderState.ENDED, settled)
         assert (half.error is None) is settled
     for wrong in ((0, 2), (1, 1)):  # more than was sent (AQ-R16)
         peer, half = opened(is_oneshot=True)

@@ -9,7 +9,7 @@ import pytest
 from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Flow
 from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed
-from aqueduct.protocol.channels.receiver import ReceiverHalf
+from aqueduct.protocol.common.receiver import ReceiverHalf
 from tests.protocol.channels.peer import Peer, message, route
 
 requirement = pytest.mark.requirement

@@ -9,11 +9,11 @@ import pytest
 from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Config, Flow, Limits
 from aqueduct.errors import Finished
-from aqueduct.protocol.channels.events import Writable
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.send_streams import SendStream
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from aqueduct.protocol.common.events import Writable
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.registry import Attach
+from aqueduct.protocol.common.send_streams import SendStream
+from aqueduct.protocol.common.sender import Mode, SenderHalf
 from tests.protocol.channels.test_lifecycle import open_channel
 from tests.support.pair import Pair, Side
 
@@ -361,7 +361,7 @@ def test_more_live_channels_than_streams_do_not_keep_each_other_waiting() -> Non
         assert up is not None and up.payload == b"up"
         assert down is not None and down.payload == b"down"
         for sender in (ours[index], at_server[100 + index]):
-            assert isinstance(sender, SenderHalf) and sender.settled
+            assert isinstance(sender, SenderHalf) and not sender.unsettled
     for index in range(100):
         pair.client.finish(ours[index])
         pair.client.close_receiver(ours[100 + index])

@@ -10,9 +10,9 @@ import pytest
 from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Flow
 from aqueduct.errors import Cancelled, LocalProtocolError, ReceiverClosed
-from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
-from aqueduct.protocol.channels.state import SenderState
+from aqueduct.protocol.common.registry import Attach
+from aqueduct.protocol.common.sender import Mode, SenderHalf
+from aqueduct.protocol.common.state import SenderState
 from tests.protocol.channels.peer import Peer, message, route
 from tests.reference.codec import Frame
 
@@ -314,11 +314,11 @@ def test_acks_count_from_0_each_time_and_repeats_are_ignored() -> None:
     for _ in range(6):
         peer.other.send(half, b"x")
     stream = peer.say(route(half.channel), codec.encode_ack_reliable((1, 2)), fin=False)
-    assert list(half._numbers.acked) == [(1, 3)]  # gaps are no nacks
+    assert list(half.numbers.acked) == [(1, 3)]  # gaps are no nacks
     peer.more(stream, codec.encode_ack_reliable((1, 3)))
-    assert list(half._numbers.acked) == [(1, 4)]
+    assert list(half.numbers.acked) == [(1, 4)]
     peer.more(stream, codec.encode_ack_reliable((0, 1, 3, 2)), codec.encode_ack_reliable((0, 6)))
-    assert half.settled and peer.core.error is None
+    assert not half.unsettled and peer.core.error is None
     peer.more(stream, codec.encode_ack_reliable((0, 7)))
     assert peer.closed_with == 2
 
@@ -347,7 +347,7 @@ def test_unreliable_acks_go_on_where_the_last_one_ended() -> None:
     assert fates() == "acked lostlostlost? ? "
     peer.more(stream, codec.encode_ack_nack_unreliable(half.channel, (2,)))
     assert fates() == "acked lostlostlostacked acked "
-    assert half.settled and peer.core.error is None
+    assert not half.unsettled and peer.core.error is None
     peer.more(stream, codec.encode_ack_nack_unreliable(half.channel, (0, 1)))
     assert peer.closed_with == 2
 
@@ -357,7 +357,7 @@ def test_acks_before_the_announcement_are_legal() -> None:
     peer, half = opened()
     peer.other.send(half, b"x", mode=Mode.UNRELIABLE)
     peer.say(route(half.channel), codec.encode_ack_nack_unreliable(half.channel, (1,)))
-    assert half.settled and peer.core.error is None
+    assert not half.unsettled and peer.core.error is None
 
 
 @requirement("AQ-R14")
@@ -367,7 +367,7 @@ def test_ack_nack_for_another_channel_than_its_route() -> None:
         peer.other.send(sender, b"x", mode=Mode.UNRELIABLE)
     peer.say(route(half.channel), codec.encode_ack_nack_unreliable(0, (1,)))
     assert peer.closed_with == 2
-    assert not half.settled
+    assert half.unsettled
 
 
 @requirement("AQ-R19")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from aqueduct._speedups import channels as codec
-from aqueduct.protocol.channels.events import Readable
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sender import SenderHalf
+from aqueduct.protocol.common.events import Readable
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.registry import Attach
+from aqueduct.protocol.common.sender import SenderHalf
 from tests.protocol.channels.peer import Peer, message, route
 from tests.protocol.channels.test_prelude import ACK, ENTRY, HEADERS, VERSION, fresh, payloads
 from tests.support.pair import Pair

@@ -9,9 +9,9 @@ import pytest
 from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Limits
 from aqueduct.errors import Cancelled, ConnectionLost, Finished, LostInTransit, ReceiverClosed
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach, Half
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.registry import Attach, Half
+from aqueduct.protocol.common.sender import Mode, SenderHalf
 from tests.protocol.channels.peer import CLOSE, FORGET, Peer, message, route
 from tests.support.pair import Pair
 

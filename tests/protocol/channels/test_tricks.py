@@ -15,9 +15,9 @@ import pytest
 
 from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Calls, Config, Flow, Limits
-from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.send_streams import STALLED_ALLOWANCE
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from aqueduct.protocol.common.registry import Attach
+from aqueduct.protocol.common.send_streams import STALLED_ALLOWANCE
+from aqueduct.protocol.common.sender import Mode, SenderHalf
 from tests.protocol.channels.attacker import ENTRY, Attacker, cost_of, message
 
 KiB, MiB = 1 << 10, 1 << 20
@@ -485,7 +485,7 @@ def takes_no_acks(attacker: Attacker, n: int) -> None:
 def early_datagrams(attacker: Attacker, n: int) -> None:
     for number in range(n):
         attacker.datagram(ENTRY, message(number, bytes(1000)))
-    assert len(attacker.core._reader._early) <= DEFAULT.limits.early_datagrams
+    assert len(attacker.core._reader.arrivals._early) <= DEFAULT.limits.early_datagrams
 
 
 @trick("datagrams that nobody reads", "AQ-R31", "AQ-39", size=2000, memory=BASE + 2 * MiB)

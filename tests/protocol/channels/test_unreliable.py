@@ -9,10 +9,10 @@ import pytest
 from aqueduct._speedups import channels as codec
 from aqueduct.config import DEFAULT, Flow, Limits
 from aqueduct.errors import Finished, LocalProtocolError, LostInTransit, MessageLost
-from aqueduct.protocol.channels import effects
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.registry import Attach
-from aqueduct.protocol.channels.sender import Mode, SenderHalf
+from aqueduct.protocol.common import effects
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.registry import Attach
+from aqueduct.protocol.common.sender import Mode, SenderHalf
 from tests.protocol.channels.test_lifecycle import open_channel
 from tests.support.pair import Pair, Side
 
@@ -34,9 +34,9 @@ def test_datagrams_are_delivered_announced_and_acked() -> None:
     assert [bytes(m.payload) for m in pair.server.take_all(receiver)] == [
         b"%d" % index for index in range(10)
     ]
-    assert not sender.settled
+    assert sender.unsettled
     pair.advance(DEFAULT.timing.sent_unreliable_delay + DEFAULT.timing.receipt_deadline + 0.1)
-    assert sender.settled
+    assert not sender.unsettled
     pair.client.finish(sender)
     pair.run()
     assert sender.error is None
@@ -77,7 +77,7 @@ def test_lost_datagrams_are_nacked_after_the_deadline_and_finish_waits_for_it() 
     pair.advance(DEFAULT.timing.receipt_deadline)
     assert isinstance(receiver.error, Finished)
     assert [bytes(m.payload) for m in pair.server.take_all(receiver)] == [b"0", b"3", b"4"]
-    assert sender.error is None and sender.settled
+    assert sender.error is None and not sender.unsettled
 
 
 @pytest.mark.requirement("AQ-39")
@@ -89,7 +89,7 @@ def test_a_late_or_repeated_datagram_is_ignored() -> None:
     pair.client.send(sender, b"late", mode=Mode.UNRELIABLE)
     pair.client.lose_datagrams = False
     pair.advance(2)
-    assert sender.settled
+    assert not sender.unsettled
     (late,) = [effect[1] for effect in pair.client.applied if effect[0] == effects.DATAGRAM]
     pair.link.client.send_datagram(late)
     pair.link.client.flush()
@@ -135,7 +135,7 @@ def test_a_full_queue_loses_its_oldest_unreliable_message() -> None:
     assert [int(p[:4]) for p in taken[1:]] == list(range(30 - len(taken) + 1, 30))
     assert receiver.queue.charged == 0
     pair.advance(2)
-    assert sender.settled  # evicted ones were received: acked, and their attachments released
+    assert not sender.unsettled  # evicted ones were received: acked, and their attachments released
     assert isinstance(inner.half, SenderHalf) and inner.half.error is not None
     pair.client.finish(sender)
     pair.run()
@@ -225,6 +225,6 @@ def test_the_receipt_deadline_follows_a_long_round_trip(rtt: float, deadline: fl
     pair.client.send(pair.sender, b"lost", mode=Mode.UNRELIABLE)
     pair.advance(0.05)  # SENT_UNRELIABLE arrives now
     pair.advance(deadline - 0.001)
-    assert not pair.sender.settled
+    assert pair.sender.unsettled
     pair.advance(0.002)
-    assert pair.sender.settled
+    assert not pair.sender.unsettled

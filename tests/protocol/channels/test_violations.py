@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aqueduct._speedups import channels as codec
-from aqueduct.protocol.channels.registry import Attach
+from aqueduct.protocol.common.registry import Attach
 from tests.protocol.channels.test_lifecycle import open_channel
 from tests.support.pair import Pair
 

@@ -1,15 +1,16 @@
 """The receiver half of a channel: numbers, acks and its ends (section 3.4).
 
-Whether a message may come is decided by ``admission``; it waits in a ReceiveQueue.
+Whether a message may come is decided by ``admission``; it waits in a ReceiveQueue. How frames look
+is for a FrameWriter.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final, cast
 
-from aqueduct._speedups import channels as codec
+from aqueduct._speedups.channels.frames import ONESHOT
 from aqueduct._speedups.channels.receiver import EMPTY, Received, ReceiveQueue
-from aqueduct._speedups.channels.recv_streams import RecvStream
+from aqueduct._speedups.channels.sender import SendStream
 from aqueduct._speedups.channels.tracker import ReceivedNumbers, UnreliableReceived
 from aqueduct.errors import (
     Cancelled,
@@ -19,16 +20,16 @@ from aqueduct.errors import (
     ReceiverClosed,
     SequenceError,
 )
-from aqueduct.protocol.channels import ids
-from aqueduct.protocol.channels.context import ConnectionContext, HalfError
-from aqueduct.protocol.channels.events import Readable
-from aqueduct.protocol.channels.send_streams import SendStream
-from aqueduct.protocol.channels.state import RECEIVER, ReceiverInput, ReceiverState
+from aqueduct.protocol.common.context import ConnectionContext, HalfError
+from aqueduct.protocol.common.events import Readable
+from aqueduct.protocol.common.frame_writer import FrameWriter
+from aqueduct.protocol.common.sender import RESET_LOST
+from aqueduct.protocol.common.state import RECEIVER, ReceiverInput, ReceiverState
 
 __all__ = ["Received", "ReceiverHalf"]
 
 # In place of what an idle channel does not need; it cannot be changed.
-NO_STREAMS: Final = cast("dict[RecvStream, None]", EMPTY)
+NO_STREAMS: Final = cast("dict[Any, None]", EMPTY)
 
 
 class ReceiverHalf:
@@ -38,12 +39,13 @@ class ReceiverHalf:
 
     __slots__ = (
         "__weakref__",
-        "_control",
         "_declared",
         "_receipt",
         "_shared",
+        "_writer",
         "ack_scheduled",
         "channel",
+        "control",
         "error",
         "given",
         "handle",
@@ -59,9 +61,16 @@ class ReceiverHalf:
     )
 
     def __init__(
-        self, shared: ConnectionContext, channel: int, *, given: bool, assured: bool
+        self,
+        shared: ConnectionContext,
+        writer: FrameWriter,
+        channel: int,
+        *,
+        given: bool,
+        assured: bool,
     ) -> None:
         self._shared = shared
+        self._writer = writer
         self.channel = channel
         self.queue = ReceiveQueue(shared, assured)
         self.state = ReceiverState.OPEN
@@ -75,7 +84,7 @@ class ReceiverHalf:
         """Most channels never need it."""
         self.nacked = 0
         """Unreliable messages that did not come in time."""
-        self.oneshot = bool(channel & ids.ONESHOT)
+        self.oneshot = bool(channel & ONESHOT)
         self.streams = NO_STREAMS
         """The peer's streams that are routed here, in order."""
         self.streams_in = 0
@@ -83,19 +92,23 @@ class ReceiverHalf:
         """Whether CLOSE_RECEIVER may leave with what is sent next, within the delay of acks,
         instead of causing a packet of its own (AQ-R33), once all has come."""
         self.ack_scheduled = False
-        self._control: SendStream | None = None
+        self.control: SendStream | None = None
         self._declared = -1  # SENT_RELIABLE, once FINISH_SENDER told it
         self._receipt: list[Any] | None = None
         """The last entry of ``ConnectionContext.receipt_due`` for this half, while it is there."""
 
-    def routed(self, stream: RecvStream) -> None:
+    def describe(self) -> str:
+        """The channel for people."""
+        return self._writer.describe(self.channel)
+
+    def routed(self, stream: Any) -> None:
         """One of the peer's streams is about this channel."""
         stream.queue = self.queue
         if self.streams is NO_STREAMS:
             self.streams = {}
         self.streams[stream] = None
 
-    def left_by(self, stream: RecvStream) -> None:
+    def left_by(self, stream: Any) -> None:
         """One of the peer's streams says no more here: what it holds returns."""
         if stream in self.streams:
             del self.streams[stream]
@@ -107,18 +120,16 @@ class ReceiverHalf:
     def check_number(self, number: int) -> None:
         """A number must be new, and within what FINISH_SENDER declared (AQ-R13, AQ-R18)."""
         if number == 2**64 - 1:
-            raise SequenceError(f"MESSAGE_NUM 2^64-1 on {ids.describe(self.channel)} (AQ-R13)")
+            raise SequenceError(f"MESSAGE_NUM 2^64-1 on {self.describe()} (AQ-R13)")
         if 0 <= self._declared <= number:
             raise SequenceError(
-                f"message {number} on {ids.describe(self.channel)} after a FINISH_SENDER "
+                f"message {number} on {self.describe()} after a FINISH_SENDER "
                 f"that counts {self._declared} (AQ-R18)"
             )
         if self.oneshot and self.unreliable is not None and self.unreliable.announced:
             raise SequenceError("a oneshot channel carries its message twice (AQ-R28)")
         if number in self.numbers:
-            raise SequenceError(
-                f"message {number} arrived twice on {ids.describe(self.channel)} (AQ-R13)"
-            )
+            raise SequenceError(f"message {number} arrived twice on {self.describe()} (AQ-R13)")
 
     def message(self, received: Received) -> None:
         """A whole message, admitted before, in the order of its stream (AQ-R34)."""
@@ -140,7 +151,7 @@ class ReceiverHalf:
             self.unreliable = UnreliableReceived(self._shared.config.limits.received_ranges)
         if number == 2**64 - 1 or (self.oneshot and number):
             raise SequenceError(
-                f"unreliable message {number} on {ids.describe(self.channel)} (AQ-R13, AQ-R28)"
+                f"unreliable message {number} on {self.describe()} (AQ-R13, AQ-R28)"
             )
         if self.oneshot and self._declared > 0:
             raise SequenceError("a oneshot channel carries its message twice (AQ-R28)")
@@ -166,7 +177,7 @@ class ReceiverHalf:
         """SENT_UNRELIABLE: from now on their receipt deadline runs (AQ-37)."""
         if self.state is ReceiverState.FINISHING:
             raise SequenceError(
-                f"SENT_UNRELIABLE on {ids.describe(self.channel)} after FINISH_SENDER (AQ-R18)"
+                f"SENT_UNRELIABLE on {self.describe()} after FINISH_SENDER (AQ-R18)"
             )
         if self.unreliable is None:
             self.unreliable = UnreliableReceived(self._shared.config.limits.received_ranges)
@@ -188,10 +199,10 @@ class ReceiverHalf:
         missed = sum(varints[1::2])
         self.nacked += missed
         self._shared.datagrams_missed += missed
-        self._write_control([codec.encode_ack_nack_unreliable(self.channel, varints)], fin=False)
+        self._writer.ack_nacks(self, varints)
         if self.oneshot:
             self._step(ReceiverInput.COMPLETE)
-            self._close_now(MessageLost("the one message of this channel was lost on the way"))
+            self._close_with(MessageLost("the one message of this channel was lost on the way"))
         elif self._all_arrived:
             self._complete()
 
@@ -206,11 +217,11 @@ class ReceiverHalf:
         if self.oneshot and not count and not announced:
             # Nothing was announced: the sender ended unused (AQ-R28).
             self._step(ReceiverInput.CANCEL)
-            self._close_now(Cancelled("the sender finished without sending its one message"))
+            self._close_with(Cancelled("the sender finished without sending its one message"))
             return
         if count <= self.numbers.highest:
             raise SequenceError(
-                f"FINISH_SENDER counts {count} messages on {ids.describe(self.channel)}, but "
+                f"FINISH_SENDER counts {count} messages on {self.describe()}, but "
                 f"number {self.numbers.highest} was received (AQ-R21)"
             )
         self._step(ReceiverInput.FINISH)
@@ -235,14 +246,13 @@ class ReceiverHalf:
     def cancelled(self) -> None:
         """Everything that CANCEL_SENDER dropped was released: CLOSE_RECEIVER (AQ-44)."""
         if self.error is None:
-            self._close_now(Cancelled("the peer cancelled the channel"))
+            self._close_with(Cancelled("the peer cancelled the channel"))
 
     def lost(self) -> list[Received]:
         """FORGET_CHANNEL or the cascade: returns what is dropped (AQ-R23)."""
         self._step(ReceiverInput.LOST)
         dropped = self.queue.drop()
-        if self._control is not None:
-            self._shared.outgoing.reset(self._control, 2)
+        self._writer.end_receiver(self, RESET_LOST)
         self._end(
             LostInTransit("the message that carried this channel was lost, or the peer forgot it")
         )
@@ -261,19 +271,19 @@ class ReceiverHalf:
         if self.state is ReceiverState.CLOSED:
             return dropped
         self._step(ReceiverInput.CLOSE)
-        self._close_now(error or ReceiverClosed("the receiver was closed here"))
+        self._close_with(error or ReceiverClosed("the receiver was closed here"))
         return dropped
 
     def ack_due(self) -> None:
-        """Sends the acks that are owed, or ROUTE_TO alone for an implicit channel (AQ-R25)."""
+        """Sends the acks that are owed, or what opens an implicit channel (AQ-R25)."""
         self.ack_scheduled = False
-        if self.state is ReceiverState.CLOSED:
+        if self.state is ReceiverState.CLOSED or not self._writer.can_say(self):
             return
         ranges = self.numbers.take_ack()
         if ranges:
-            self._write_control([codec.encode_ack_reliable(ranges)], fin=False)
-        elif self._control is None and not self.given:
-            self._write_control([], fin=False)
+            self._writer.acks(self, ranges)
+        elif self.control is None and not self.given:
+            self._writer.open(self)
 
     # Within
 
@@ -297,9 +307,7 @@ class ReceiverHalf:
     def _step(self, what: ReceiverInput) -> None:
         following = RECEIVER[self.state, what]
         if following is None:
-            raise SequenceError(
-                f"{what.name} on {ids.describe(self.channel)} after FINISH_SENDER (AQ-R18)"
-            )
+            raise SequenceError(f"{what.name} on {self.describe()} after FINISH_SENDER (AQ-R18)")
         self.state = following
 
     @property
@@ -324,7 +332,7 @@ class ReceiverHalf:
         self._step(ReceiverInput.COMPLETE)
         end = Finished("the sender finished and everything was delivered")
         if not self.patient:
-            self._close_now(end)
+            self._close_with(end)
             return
         shared = self._shared
         if not shared.closing:
@@ -332,28 +340,9 @@ class ReceiverHalf:
         shared.closing[self] = None
         self._end(end)
 
-    def _close_now(self, error: HalfError) -> None:
-        self.write_close()
+    def _close_with(self, error: HalfError) -> None:
+        self._writer.close(self)
         self._end(error)
-
-    def write_close(self) -> None:
-        """Everything received is acked, and CLOSE_RECEIVER ends the stream."""
-        frames: list[Any] = []
-        ranges = self.numbers.take_ack()  # before CLOSE_RECEIVER, on the same stream (AQ-R22)
-        if ranges:
-            frames.append(codec.encode_ack_reliable(ranges))
-        if self.unreliable is not None:
-            varints = self.unreliable.take_last_acks()
-            if varints:
-                frames.append(codec.encode_ack_nack_unreliable(self.channel, varints))
-        frames.append(codec.CLOSE_RECEIVER)
-        self._write_control(frames, fin=True)
-
-    def _write_control(self, frames: list[Any], *, fin: bool) -> None:
-        if self._control is None:
-            self._control = SendStream(None, control=True)
-            frames = [codec.encode_route_to(self.channel), *frames]
-        self._shared.outgoing.write(self._control, frames, fin=fin)
 
     def _end(self, error: HalfError) -> None:
         if self.error is None:

@@ -18,8 +18,8 @@ from aqueduct._speedups.base.buffers import size_of
 from aqueduct._speedups.channels.sender import SendQueue, SendStream
 from aqueduct.config import Config
 from aqueduct.errors import LimitExceeded, LocalProtocolError
-from aqueduct.protocol.channels import effects, ids
-from aqueduct.protocol.channels.state import SenderState
+from aqueduct.protocol.common import effects
+from aqueduct.protocol.common.state import SenderState
 
 __all__ = ["SendStream", "SendStreams"]
 
@@ -72,13 +72,18 @@ class SendStreams(SendQueue):
         stream = self._open.pop(number, None)
         if stream is None:
             half = self.live.get(self._left.pop(number, -1))
-            lost = half is not None and (half.state is SenderState.FINISHED or not half.settled)
+            lost = half is not None and (half.state is SenderState.FINISHED or half.unsettled)
             return half if lost else None
         half = stream.speaker or stream.half
         self._kill(stream)
         return half
 
     # Commands
+
+    def adopt(self, stream: SendStream, number: int) -> None:
+        """A stream that has its number: what is written goes out at once."""
+        stream.number = number
+        self._open[number] = stream
 
     def hold_back(self, stream: SendStream, buffers: list[Any]) -> None:
         """Queues a whole sequence that takes its turn with ``let_go``."""
@@ -192,6 +197,6 @@ class _Guard:
             if zlib.crc32(view) != checksum:
                 raise LocalProtocolError(
                     f"a buffer of {view.nbytes} bytes changed after it was sent on "
-                    f"{ids.describe(stream.half.channel) if stream.half else 'a stream'}: it "
+                    f"{stream.half.describe() if stream.half else 'a stream'}: it "
                     "belongs to the transport until it has left; send it with copy=True"
                 )

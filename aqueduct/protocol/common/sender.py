@@ -1,4 +1,7 @@
-"""The sender half of a channel: numbers, streams, finish and cancel (section 3.3)."""
+"""The sender half of a channel: numbers, streams, finish and cancel (section 3.3).
+
+How its frames look is for a FrameWriter.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final
 
-from aqueduct._speedups import channels as codec
 from aqueduct._speedups.base.buffers import size_of
+from aqueduct._speedups.channels.encoder import VERSION
+from aqueduct._speedups.channels.frames import ONESHOT
 from aqueduct._speedups.channels.sender import SenderBase, SendStream
 from aqueduct._speedups.channels.tracker import UnreliableSent
 from aqueduct.errors import (
@@ -17,17 +21,17 @@ from aqueduct.errors import (
     ReceiverClosed,
     SequenceError,
 )
-from aqueduct.protocol.channels import effects, ids
-from aqueduct.protocol.channels.context import ConnectionContext, HalfError
-from aqueduct.protocol.channels.events import Headers, SenderEnded, Writable
-from aqueduct.protocol.channels.links import SentLinks, UnorderedStreams, take_links
-from aqueduct.protocol.channels.state import SENDER, SenderInput, SenderState
+from aqueduct.protocol.common import effects
+from aqueduct.protocol.common.context import ConnectionContext, HalfError
+from aqueduct.protocol.common.events import Headers, SenderEnded, Writable
+from aqueduct.protocol.common.frame_writer import FrameWriter
+from aqueduct.protocol.common.links import SentLinks, UnorderedStreams, take_links
+from aqueduct.protocol.common.state import SENDER, SenderInput, SenderState
 
-__all__ = ["Mode", "SenderHalf"]
+__all__ = ["RESET_CANCELLED", "RESET_LOST", "Mode", "SenderHalf"]
 
 RESET_CANCELLED: Final = 1
 RESET_LOST: Final = 2
-ONE_SENT: Final = codec.encode_finish_sender(1)
 
 
 class Mode(Enum):
@@ -49,14 +53,22 @@ class SenderHalf(SenderBase):
     __slots__ = (
         "__weakref__",
         "_shared",
+        "_writer",
         "channel",
         "handle",
     )
 
     def __init__(
-        self, shared: ConnectionContext, channel: int, *, accessible: bool, given: bool
+        self,
+        shared: ConnectionContext,
+        writer: FrameWriter,
+        channel: int,
+        *,
+        accessible: bool,
+        given: bool,
     ) -> None:
         self._shared = shared
+        self._writer = writer
         self.channel = channel
         self.state = SenderState.OPEN
         self.given = given
@@ -65,13 +77,17 @@ class SenderHalf(SenderBase):
         """AQ-R27.1; final once true."""
         self.handle: Any = None
         """The endpoint's handle, for its wake-ups."""
-        self.oneshot = bool(channel & ids.ONESHOT)
+        self.oneshot = bool(channel & ONESHOT)
         """Whether the channel takes one message in all (AQ-R28)."""
         # Of SenderBase, where they begin empty:
         # links: SentLinks, once a message had attachments.
         # unordered: UnorderedStreams, once a message was UNORDERED.
         # streams_in: the peer's streams that are routed here: acks, and what it should not send.
-        # _finish_waits: whether FINISH_SENDER is due once every message has its stream (AQ-34).
+        # finish_waits: whether FINISH_SENDER is due once every message has its stream (AQ-34).
+
+    def describe(self) -> str:
+        """The channel for people."""
+        return self._writer.describe(self.channel)
 
     # What its user asks
 
@@ -91,14 +107,9 @@ class SenderHalf(SenderBase):
         )
 
     @property
-    def settled(self) -> bool:
-        """Whether everything sent was acknowledged, or nacked if it went unreliably."""
-        return self.unsettled == 0
-
-    @property
     def sent(self) -> int:
         """Messages ever sent."""
-        return self._numbers.next + (self.unreliable.next if self.unreliable else 0)
+        return self.numbers.next + (self.unreliable.next if self.unreliable else 0)
 
     def check_sendable(self) -> None:
         """Raises how the channel ended, or LocalProtocolError after finish or cancel."""
@@ -107,9 +118,7 @@ class SenderHalf(SenderBase):
         if self.state is not SenderState.OPEN:
             self._step(SenderInput.SEND)
         if self.oneshot and self.sent:
-            raise LocalProtocolError(
-                f"{ids.describe(self.channel)} takes one message; it was already sent"
-            )
+            raise LocalProtocolError(f"{self.describe()} takes one message; it was already sent")
 
     def send(
         self,
@@ -126,29 +135,28 @@ class SenderHalf(SenderBase):
             sent = self._send_datagram(payload, headers, attachments)
             if sent is not None:
                 return sent
-        frame = codec.encode_message(self._numbers.next, payload, headers, attachments)
+        writer = self._writer
+        frame = writer.message(self, self.numbers.next, payload, headers, attachments)
         size = size_of(frame)
         outgoing = self._shared.outgoing
         outgoing.check_size(size)
-        number = self._numbers.take()
+        number = self.numbers.take()
         if attachments:
             if self.links is None:
                 self.links = SentLinks()
             self.links.reliable[number] = tuple([channel for channel, _ in attachments])
         if self.oneshot:
-            # The whole life of the channel in one sequence (AQ-R28).
             self._step(SenderInput.FINISH)
-            stream = self._message_stream = SendStream(self, False)
-            route = codec.encode_route_to(self.channel)
-            outgoing.write(stream, [route, *frame, ONE_SENT], True)
+            stream = self.message_stream = SendStream(self, False)
+            outgoing.write(stream, writer.oneshot(self, frame), True)
         elif mode is Mode.ORDERED:
-            if self._message_stream is None:
-                self._message_stream = SendStream(self, control=False)
-                outgoing.write(self._message_stream, [codec.encode_route_to(self.channel), *frame])
+            if self.message_stream is None:
+                self.message_stream = SendStream(self, control=False)
+                outgoing.write(self.message_stream, [*writer.begin(self), *frame])
             else:
-                outgoing.append(self._message_stream, frame, size)
+                outgoing.append(self.message_stream, frame, size)
         else:
-            frame.insert(0, codec.encode_route_to(self.channel))
+            frame = [*writer.begin(self), *frame]
             if self.unordered is None:
                 self.unordered = UnorderedStreams(outgoing)
             most = self._shared.config.flow.unordered_streams
@@ -162,15 +170,14 @@ class SenderHalf(SenderBase):
             raise self.error.with_traceback(None)  # or each use would lengthen it
         self._step(SenderInput.FINISH)
         self.announce()  # before FINISH_SENDER, on the same stream (AQ-R17)
-        self._finish_waits = True
-        self.stream_opened()
+        self._writer.finish(self)
 
     def cancel(self) -> None:
-        """CANCEL_SENDER on the control stream; message streams are reset (AQ-35)."""
+        """The peer is told by the control stream; message streams are reset (AQ-35)."""
         if self.error is not None:
             return
         self._step(SenderInput.CANCEL)
-        self._write_control([codec.CANCEL_SENDER], fin=True)
+        self._writer.cancel(self)
         self._reset_messages(RESET_CANCELLED)
         self.error = Cancelled("the sender was cancelled here")
         self._shared.events.append(Writable(self))
@@ -181,9 +188,9 @@ class SenderHalf(SenderBase):
         """ACK_RELIABLE. Returns channels that became accessible by it (AQ-R27.3)."""
         links: SentLinks | None = self.links
         if links is None:
-            self._numbers.ack(ranges, False)
+            self.numbers.ack(ranges, False)
             return []
-        reached = take_links(links.reliable, self._numbers.ack(ranges, bool(links.reliable)))
+        reached = take_links(links.reliable, self.numbers.ack(ranges, bool(links.reliable)))
         return links.reached(reached, self.accessible)
 
     def ack_nacked(self, ranges: bytes) -> tuple[list[int], list[int]]:
@@ -201,12 +208,11 @@ class SenderHalf(SenderBase):
 
     def receiver_closed(self) -> list[int]:
         """CLOSE_RECEIVER: the rest is nacked (AQ-R19). Returns channels lost by it."""
-        success = self.state is SenderState.FINISHED and self.settled
+        success = self.state is SenderState.FINISHED and not self.unsettled
         lost = self.links.take_unsettled() if self.links is not None else []
         self._step(SenderInput.CLOSE_RECEIVED)
         self._reset_messages(RESET_CANCELLED)
-        if self._control is not None:
-            self._shared.outgoing.reset(self._control, RESET_CANCELLED)
+        self._writer.end_sender(self, RESET_CANCELLED)
         self._end(None if success else ReceiverClosed("the peer closed the receiver"))
         return lost
 
@@ -220,8 +226,7 @@ class SenderHalf(SenderBase):
             return links  # ended while pending, and its tables stayed (AQ-R27.7)
         self._step(SenderInput.LOST)
         self._reset_messages(RESET_LOST)
-        if self._control is not None:
-            self._shared.outgoing.reset(self._control, RESET_LOST)
+        self._writer.end_sender(self, RESET_LOST)
         self._end(
             LostInTransit("the message that carried this channel was lost, or the peer forgot it")
         )
@@ -240,13 +245,13 @@ class SenderHalf(SenderBase):
         if self.error is not None or self.state is SenderState.ENDED:
             return
         if self.state is SenderState.OPEN:
-            dead = any(stream and stream.dead for stream in (self._message_stream, self._control))
-            if self.settled and not dead:
+            dead = any(stream and stream.dead for stream in (self.message_stream, self.control))
+            if not self.unsettled and not dead:
                 return  # the stream had left whole, and its messages were acknowledged since
             self.cancel()
         limit = self._shared.config.timing.progress_deadline
         self.error = ReceiverClosed(
-            f"the peer stopped reading {ids.describe(self.channel)} and did not close its "
+            f"the peer stopped reading {self.describe()} and did not close its "
             f"receiver within {limit:g} s (Timing.progress_deadline)"
         )
         self._shared.events += [Writable(self), SenderEnded(self)]
@@ -257,37 +262,27 @@ class SenderHalf(SenderBase):
         """A stream of ours is through, or dead: the next unordered message may go."""
         if self.unordered is not None:
             self.unordered.left(stream, self._shared.config.flow.unordered_streams)
-            if self._finish_waits:
-                self.stream_opened()
+            self.stream_opened()
 
     def stream_opened(self) -> None:
         """A message that waited has its stream: FINISH_SENDER may be due (AQ-34)."""
-        if not self._finish_waits or (self.unordered is not None and self.unordered.unopened):
-            return
-        stream, outgoing = self._message_stream, self._shared.outgoing
-        if self._control is not None and stream is not None and stream.unopened:
-            return  # FINISH_SENDER would go by another stream
-        self._finish_waits = False
-        frame = codec.encode_finish_sender(self._numbers.next)
-        if stream is not None and not stream.dead and self._control is None:
-            outgoing.write(stream, [frame], fin=True)  # AQ-R18
-            return
-        if stream is not None and not stream.dead:
-            outgoing.write(stream, [], fin=True)
-        self._write_control([frame], fin=True)
+        if self.finish_waits:
+            self._writer.stream_opened(self)
 
     def ack_due(self) -> None:
-        """An implicitly created half opens its control stream with ROUTE_TO alone (AQ-R25)."""
-        if self._control is None and self.state is SenderState.OPEN and not self.sent:
-            self._write_control([], fin=False)
+        """An implicitly created half opens its control stream (AQ-R25)."""
+        if self.control is None and self.state is SenderState.OPEN and not self.sent:
+            self._writer.open(self)
 
     def announce(self) -> None:
         """SENT_UNRELIABLE for what it is owed for (AQ-33)."""
         if self.unreliable is None or self.state not in (SenderState.OPEN, SenderState.FINISHED):
             return
+        if not self._writer.can_say(self):
+            return
         count = self.unreliable.take_announcement()
         if count:
-            self._write_control([codec.encode_sent_unreliable(count)], fin=False)
+            self._writer.announce(self, count)
 
     # Within
 
@@ -295,7 +290,7 @@ class SenderHalf(SenderBase):
     def unsettled(self) -> int:
         """Messages neither acknowledged nor nacked."""
         unreliable = self.unreliable
-        return self._numbers.unacked + (unreliable.unsettled if unreliable is not None else 0)
+        return self.numbers.unacked + (unreliable.unsettled if unreliable is not None else 0)
 
     def _send_datagram(
         self, payload: Any, headers: Headers, attachments: Sequence[tuple[int, Headers]]
@@ -303,10 +298,10 @@ class SenderHalf(SenderBase):
         """The message's number, or None when it does not fit a datagram (AQ-R17)."""
         shared = self._shared
         unreliable = self.unreliable or UnreliableSent()
-        frame = codec.encode_message(unreliable.next, payload, headers, attachments)
-        frame.insert(0, codec.encode_route_to(self.channel))
+        message = self._writer.message(self, unreliable.next, payload, headers, attachments)
+        frame = [*self._writer.begin(self), *message]
         if not shared.outgoing.version_acknowledged:
-            frame.insert(0, codec.VERSION)  # counts towards the size (AQ-R6)
+            frame.insert(0, VERSION)  # counts towards the size (AQ-R6)
         if size_of(frame) > shared.datagram_limit:
             return None
         self.unreliable = unreliable
@@ -327,14 +322,14 @@ class SenderHalf(SenderBase):
         if self.oneshot:
             self.announce()
             self._step(SenderInput.FINISH)
-            self._write_control([codec.encode_finish_sender(0)], fin=True)  # AQ-R28
+            self._writer.finish(self)  # AQ-R28
         return number
 
     def _step(self, what: SenderInput) -> SenderState:
         following = SENDER[self.state, what]
         if following is None:
             raise LocalProtocolError(
-                f"cannot {what.name.lower()} {ids.describe(self.channel)}: "
+                f"cannot {what.name.lower()} {self.describe()}: "
                 f"it is already {self.state.name.lower()}"
             )
         self.state = following
@@ -346,16 +341,9 @@ class SenderHalf(SenderBase):
         self._shared.events.append(Writable(self))
         self._shared.events.append(SenderEnded(self))
 
-    def _write_control(self, buffers: list[Any], *, fin: bool) -> None:
-        if self._control is None:
-            self._control = SendStream(None, control=True)
-            self._control.speaker = self  # the channel ends if the peer stops it
-            buffers = [codec.encode_route_to(self.channel), *buffers]
-        self._shared.outgoing.write(self._control, buffers, fin=fin)
-
     def _reset_messages(self, code: int) -> None:
-        self._finish_waits = False
+        self.finish_waits = False
         if self.unordered is not None:
             self.unordered.reset(code)
-        if self._message_stream is not None:
-            self._shared.outgoing.reset(self._message_stream, code)
+        if self.message_stream is not None:
+            self._shared.outgoing.reset(self.message_stream, code)

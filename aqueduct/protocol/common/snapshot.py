@@ -7,11 +7,10 @@ from typing import Any, TypeAlias
 
 from aqueduct._speedups.channels.recv_streams import RecvStreams
 from aqueduct.config import Flow
-from aqueduct.protocol.channels import ids
-from aqueduct.protocol.channels.context import ConnectionContext
-from aqueduct.protocol.channels.receiver import ReceiverHalf
-from aqueduct.protocol.channels.registry import Registry
-from aqueduct.protocol.channels.sender import SenderHalf
+from aqueduct.protocol.common.context import ConnectionContext
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.registry import Registry
+from aqueduct.protocol.common.sender import SenderHalf
 
 __all__ = [
     "ChannelView",
@@ -143,7 +142,10 @@ def core_view(
     pending = registry.pending() if halves else set()
     return CoreView(
         channel_count=len(registry),
-        channels=tuple(view_of(half, pending, shared.config.flow) for half in halves),
+        channels=tuple(
+            view_of(half, registry.creator(half.channel), pending, shared.config.flow)
+            for half in halves
+        ),
         streams_in=len(incoming.streams),
         streams_held=incoming.held,
         streams_out=shared.outgoing.open,
@@ -166,14 +168,16 @@ def core_view(
     )
 
 
-def view_of(half: SenderHalf | ReceiverHalf, pending: set[int], flow: Flow) -> ChannelView:
-    """One channel; ``pending`` are those whose fate is open."""
+def view_of(
+    half: SenderHalf | ReceiverHalf, creator: int, pending: set[int], flow: Flow
+) -> ChannelView:
+    """One channel of ``creator``, 0 the client; ``pending`` are those whose fate is open."""
     channel = half.channel
     both: dict[str, Any] = {
         "id": channel,
-        "creator": ("client", "server")[ids.creator(channel)],
-        "index": ids.index(channel),
-        "oneshot": ids.oneshot(channel),
+        "creator": ("client", "server")[creator],
+        "index": channel >> 3,
+        "oneshot": half.oneshot,
         "half": "sender" if isinstance(half, SenderHalf) else "receiver",
         "state": half.state.name.lower(),
         "standing": "pending" if channel in pending else "accessible",

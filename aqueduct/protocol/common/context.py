@@ -8,10 +8,10 @@ from typing import Any, Final, Protocol, TypeAlias
 from aqueduct._speedups.base.accounts import Account
 from aqueduct._speedups.channels.receiver import ReceiveBudget
 from aqueduct.config import Config
-from aqueduct.protocol.channels.admission import Admission
-from aqueduct.protocol.channels.effects import Effect
-from aqueduct.protocol.channels.events import Event
-from aqueduct.protocol.channels.send_streams import SendStreams
+from aqueduct.protocol.common.admission import Admission
+from aqueduct.protocol.common.effects import Effect
+from aqueduct.protocol.common.events import Event
+from aqueduct.protocol.common.send_streams import SendStreams
 
 __all__ = ["CLOSES", "ConnectionContext", "HalfError", "OwesAck", "OwesClose", "OwesWord"]
 
@@ -35,9 +35,6 @@ class OwesClose(Protocol):
     """A patient receiver that has ended."""
 
     channel: int
-
-    def write_close(self) -> None:
-        """Says so."""
 
 
 class OwesWord(Protocol):

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from aqueduct.protocol.channels.send_streams import SendStream, SendStreams
+from aqueduct.protocol.common.send_streams import SendStream, SendStreams
 
 __all__ = ["Links", "SentLinks", "UnorderedStreams", "take_links"]
 

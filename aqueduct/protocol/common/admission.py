@@ -16,7 +16,7 @@ from aqueduct._speedups import channels as codec
 from aqueduct._speedups.channels.receiver import EMPTY, ReceiveBudget, ReceiveQueue
 from aqueduct._speedups.channels.recv_streams import RecvStream
 from aqueduct.config import Flow
-from aqueduct.protocol.channels.events import Headers
+from aqueduct.protocol.common.events import Headers
 
 __all__ = ["Admission", "Announcement", "Placement"]
 

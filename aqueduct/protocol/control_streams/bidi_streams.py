@@ -1,0 +1,130 @@
+"""Bidirectional streams: who may open one now, and what waits for that."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aqueduct._speedups.channels.encoder import VERSION
+from aqueduct._speedups.channels.sender import SendStream
+from aqueduct.protocol.common.send_streams import SendStreams
+
+__all__ = ["BIDI", "BidiStreams", "is_mine"]
+
+BIDI: Final = 1 << 61
+"""Numbers of bidirectional streams begin here; see the contract of carriers."""
+
+
+def is_mine(number: int) -> bool:
+    """Whether this side opened the bidirectional stream of this number."""
+    return not number & 1
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A stream that waits for a slot."""
+
+    frames: list[Any]
+    owner: Any
+    fin: bool = False
+    reset: int | None = None
+
+
+class BidiStreams:
+    """This side's directions of bidirectional streams.
+
+    A stream that this side opens waits for a slot, and what is written on it waits with it. A reset
+    waits until all that was written has left: the peer would drop a stream whose first frame it
+    never saw (AQ0-R5).
+    """
+
+    def __init__(self, outgoing: SendStreams) -> None:
+        self._outgoing = outgoing
+        self._openable = self._opened_since = self._next = 0
+        self._waiting: OrderedDict[SendStream, _Waiting] = OrderedDict()
+        self._resets: dict[int, tuple[SendStream, int]] = {}
+        self.owners: dict[int, Any] = {}
+        """Whom the peer's answers are for, by the numbers of streams that this side has opened."""
+
+    def openable_changed(self, count: int) -> None:
+        """The carrier can open ``count`` more, those in waiting effects included."""
+        self._openable = count - self._opened_since
+        while self._waiting and self._openable > 0:
+            stream, waiting = self._waiting.popitem(last=False)
+            self._begin(stream, waiting)
+
+    def effects_taken(self) -> None:
+        """The carrier sees the effects so far before it counts again."""
+        self._opened_since = 0
+
+    def open(self, frames: list[Any], owner: Any) -> SendStream:
+        """A stream of this side; ``owner``: whom the peer's answers are for."""
+        stream = SendStream(None, control=True)
+        waiting = _Waiting(frames, owner)
+        if self._openable > 0 and not self._waiting:
+            self._begin(stream, waiting)
+        else:
+            self._waiting[stream] = waiting
+        return stream
+
+    def answer(self, number: int) -> SendStream:
+        """This side's direction of a stream that the peer has opened."""
+        stream = SendStream(None, control=True)
+        self._outgoing.adopt(stream, number)
+        return stream
+
+    def write(self, stream: SendStream, frames: list[Any], *, fin: bool = False) -> None:
+        """Frames on a direction of this side; without effect behind its end."""
+        waiting = self._waiting.get(stream)
+        if waiting is not None:
+            if not waiting.fin:
+                waiting.frames += frames
+                waiting.fin = fin
+        elif not stream.fin:
+            self._outgoing.write(stream, frames, fin=fin)
+
+    def reset(self, stream: SendStream, code: int) -> None:
+        """Gives up a direction, once the peer has what was written on it."""
+        waiting = self._waiting.get(stream)
+        if waiting is not None:
+            waiting.reset = code
+        elif stream.queued and is_mine(stream.number) and not stream.dead:
+            self._resets[stream.number] = stream, code
+        else:
+            self._outgoing.reset(stream, code)
+
+    def written(self, number: int) -> None:
+        """Bytes of a stream have left: a reset may be due."""
+        found = self._resets.get(number)
+        if found is not None and not found[0].queued:
+            del self._resets[number]
+            self._outgoing.reset(*found)
+
+    def heard(self, number: int) -> None:
+        """The peer has answered on a stream, so it has seen its first frame."""
+        found = self._resets.pop(number, None)
+        if found is not None:
+            self._outgoing.reset(*found)
+
+    def clear(self) -> None:
+        """The connection is over."""
+        self._waiting.clear()
+        self._resets.clear()
+        self.owners.clear()
+
+    # Within
+
+    def _begin(self, stream: SendStream, waiting: _Waiting) -> None:
+        number = BIDI | self._next << 1
+        self._next += 1
+        self._openable -= 1
+        self._opened_since += 1
+        self.owners[number] = waiting.owner
+        self._outgoing.adopt(stream, number)
+        frames = waiting.frames
+        if not self._outgoing.version_acknowledged:
+            frames = [VERSION, *frames]
+        self._outgoing.write(stream, frames, fin=waiting.fin)
+        if waiting.reset is not None:
+            self._resets[number] = stream, waiting.reset

@@ -1,0 +1,71 @@
+"""The core of the control-stream draft; what it can do is told in ``common.connection``."""
+
+from __future__ import annotations
+
+from aqueduct._speedups.base.accounts import Account
+from aqueduct.config import Config
+from aqueduct.errors import NoDatagrams
+from aqueduct.protocol.common import effects
+from aqueduct.protocol.common.connection import ConnectionCore
+from aqueduct.protocol.common.context import ConnectionContext
+from aqueduct.protocol.common.events import Headers
+from aqueduct.protocol.control_streams.bidi_streams import BIDI, BidiStreams
+from aqueduct.protocol.control_streams.dispatch import ControlDispatcher
+from aqueduct.protocol.control_streams.frame_writer import ControlFrameWriter
+from aqueduct.protocol.control_streams.prelude import ControlPrelude
+from aqueduct.protocol.control_streams.registry import ControlRegistry
+
+__all__ = ["ControlConnection"]
+
+
+class ControlConnection(ConnectionCore):
+    """One side of one connection."""
+
+    def __init__(
+        self,
+        *,
+        is_client: bool,
+        config: Config,
+        headers: Headers = (),
+        loopback: bool = False,
+        receiving: Account | None = None,
+        sending: Account | None = None,
+    ) -> None:
+        """``loopback``: see Carrier; ``receiving`` and ``sending``: see ConnectionContext."""
+        shared = ConnectionContext(
+            config, 0 if is_client else 1, loopback=loopback, receiving=receiving, sending=sending
+        )
+        self._bidi = bidi = BidiStreams(shared.outgoing)
+        registry = ControlRegistry(shared, ControlFrameWriter(shared.outgoing, bidi))
+        prelude = ControlPrelude(shared, registry, bidi)
+        reader = ControlDispatcher(shared, registry, bidi, prelude, self._fail)
+        prelude.open_gate = reader.open_gate
+        super().__init__(shared, headers, registry, prelude, reader)
+
+    def start(self, now: float, datagram_limit: int = 0) -> None:
+        """The transport is up. Without datagrams the draft does not work (AQ0-1)."""
+        if not datagram_limit and self.error is None:
+            self._shared.now = now
+            self._fail(NoDatagrams("the transport has no datagrams, which the draft needs (AQ0-1)"))
+            return
+        super().start(now, datagram_limit)
+
+    def bidi_openable_changed(self, count: int, now: float) -> None:
+        """The carrier can open ``count`` more bidirectional streams."""
+        self._shared.now = now
+        if self.error is None:
+            self._bidi.openable_changed(count)
+
+    def written(self, stream: int, size: int) -> bool:
+        """Bytes of a stream of ours left the carrier. Returns ``waits``."""
+        waits = super().written(stream, size)
+        if stream >= BIDI:
+            self._bidi.written(stream)
+            return self.waits
+        return waits
+
+    def effects_to_apply(self) -> list[effects.Effect]:
+        """What the carrier is to do, in order."""
+        found = super().effects_to_apply()
+        self._bidi.effects_taken()
+        return found

@@ -1,0 +1,168 @@
+"""The peer's streams: what each holds, and its credit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from aqueduct._speedups.channels.frames import MessageHead
+from aqueduct._speedups.channels.receiver import ReceiveQueue
+from aqueduct._speedups.control_streams.control_frames import ControlFrameDecoder
+from aqueduct.protocol.common import effects
+from aqueduct.protocol.common.context import ConnectionContext
+from aqueduct.protocol.common.receiver import ReceiverHalf
+
+__all__ = ["ControlRecvStream", "ControlRecvStreams"]
+
+READ_AHEAD_FROM: Final = 32 << 10
+"""Messages from this size on earn their stream read-ahead."""
+
+
+class ControlRecvStream:
+    """One stream of the peer, or its direction of a bidirectional one."""
+
+    __slots__ = (
+        "begun",
+        "decoder",
+        "fin",
+        "finished",
+        "granted",
+        "half",
+        "head",
+        "held",
+        "ignoring",
+        "limit",
+        "number",
+        "owner",
+        "partial",
+        "postponed",
+        "queue",
+    )
+
+    def __init__(self, number: int, limit: int, decoder: ControlFrameDecoder) -> None:
+        self.number = number
+        self.limit = limit
+        """What the peer may send, in bytes from the start of the stream."""
+        self.decoder = decoder
+        self.half: ReceiverHalf | None = None
+        """The receiver of the message that is arriving."""
+        self.queue: ReceiveQueue | None = None
+        self.head: MessageHead | None = None
+        """Of a message that waits for room."""
+        self.partial = -1
+        """Bytes of the admitted message that is still landing; -1: none is."""
+        self.owner: Any = None
+        """Of a control stream: the half that it is attached to."""
+        self.begun = False
+        """Whether a frame came, and was checked."""
+        self.finished = False
+        """Whether FinishSender or CloseReceiver came."""
+        self.fin = False
+        self.held = False
+        """Whether it has ended, and its bytes wait here."""
+        self.ignoring = False
+        self.postponed = False
+        self.granted = 0
+        """Read-ahead beyond the initial window, charged to the budget until the stream ends."""
+
+
+class ControlRecvStreams:
+    """All of the peer's streams, by number, and the effects that concern them."""
+
+    def __init__(
+        self,
+        shared: ConnectionContext,
+        decoder: Callable[[int], ControlFrameDecoder],
+    ) -> None:
+        """``decoder``: makes that of a stream, by its number."""
+        self._shared = shared
+        self._decoder = decoder
+        self._initial = shared.config.flow.initial_window
+        self._lasting = 0
+        self._most_lasting = shared.config.flow.channel_streams
+        self.streams: dict[int, ControlRecvStream] = {}
+        self.held = 0
+        """Streams that have ended and whose bytes still wait here."""
+
+    @property
+    def extra(self) -> int:
+        """Slots that the peer is due beside its budget; below zero: to be kept back.
+
+        A stream with a whole message may last as long as its channel.
+        """
+        return min(self._lasting, self._most_lasting) - self.held
+
+    def opened(self, number: int) -> ControlRecvStream:
+        """A stream that was not there before."""
+        stream = ControlRecvStream(number, self._initial, self._decoder(number))
+        self.streams[number] = stream
+        return stream
+
+    def arriving(self, stream: ControlRecvStream, half: ReceiverHalf) -> None:
+        """A message of a channel begins on it."""
+        stream.half = half
+        half.routed(stream)
+
+    def arrived(self, stream: ControlRecvStream) -> None:
+        """That message is whole, or given up."""
+        half, stream.half = stream.half, None
+        if half is not None:
+            half.left_by(stream)
+        stream.queue = None
+
+    def begin(self, stream: ControlRecvStream, *, lasts: bool) -> None:
+        """Its first frame is there."""
+        stream.begun = True
+        if lasts:
+            self._lasting += 1
+
+    def hold(self, stream: ControlRecvStream) -> None:
+        """Its bytes wait; if it has ended, so does its slot."""
+        if stream.fin and not stream.held:
+            stream.held = True
+            self.held += 1
+
+    def unhold(self, stream: ControlRecvStream) -> None:
+        """Its bytes wait no more."""
+        if stream.held:
+            stream.held = False
+            self.held -= 1
+
+    def leave(self, stream: ControlRecvStream, *, lasted: bool) -> None:
+        """A stream ended, or was reset: returns what it holds."""
+        self.streams.pop(stream.number, None)
+        self.unhold(stream)
+        self.arrived(stream)
+        if lasted and stream.begun:
+            self._lasting -= 1
+        if stream.granted:
+            self._shared.reserve(-stream.granted)
+            stream.granted = 0
+
+    def credit(self, stream: ControlRecvStream) -> None:
+        """Lets the peer send what the stream should have now, half a window at a time."""
+        if stream.fin or stream.ignoring:
+            return
+        decoder = stream.decoder
+        reach = decoder.consumed + decoder.remaining + self._initial + stream.granted
+        if reach - stream.limit >= self._initial >> 1:
+            stream.limit = reach
+            self._shared.effects.append((effects.CREDIT, stream.number, reach))
+
+    def grant_read_ahead(self, stream: ControlRecvStream, size: int) -> None:
+        """Lets a stream of large messages send the next one while this one is worked on."""
+        shared = self._shared
+        wanted = min(2 * size, shared.read_ahead_both)
+        if (
+            size >= READ_AHEAD_FROM
+            and wanted > stream.granted
+            and shared.budget_used + wanted <= shared.budget >> 1
+            and shared.process.used + wanted <= shared.process_budget >> 1
+        ):
+            shared.reserve(wanted - stream.granted)
+            stream.granted = wanted
+
+    def clear(self) -> None:
+        """The connection is over."""
+        self.streams.clear()
+        self.held = self._lasting = 0
