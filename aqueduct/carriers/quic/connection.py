@@ -69,6 +69,8 @@ class QuicCarrier:
         config: Config,
     ) -> None:
         self.is_client = is_client
+        self.bidi = False
+        self.bidi_openable = 0
         self.peer = peer
         self.local = local
         self.error: ConnectionLost | None = None
