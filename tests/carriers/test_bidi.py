@@ -10,9 +10,7 @@ import pytest
 from aqueduct.carriers.contract import BIDI
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import LocalProtocolError
-from tests.carriers.users import STREAMS, Pair, Recorder, is_lossy, linked
-
-KINDS = ("memory", "memory-split", *STREAMS)
+from tests.carriers.users import KINDS, Pair, Recorder, is_lossy, linked
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
 

@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 
 from aqueduct.address import Address
-from aqueduct.carriers import memory, stream
+from aqueduct.carriers import memory, quic, stream
+from aqueduct.carriers.quic.flow_control import BidiStreams
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConnectFailed
 from tests.carriers.chunks import Kind, chunk, varu64
+from tests.carriers.relay import Relay
 from tests.carriers.test_bidi import begun, mine, slots, theirs
+from tests.carriers.test_bidi import ends as both
 from tests.carriers.test_stream_faults import against, ends, greeting
-from tests.carriers.users import DEADLINE, OVER, TLS, Pair, Recorder, met
+from tests.carriers.users import DEADLINE, OVER, TLS, Pair, Recorder, linked, met
 
-STREAMS = ("tcp", "tls", "unix")
+NETWORKS = ("quic", "tcp", "tls", "unix")
 MiB = 1 << 20
 
 
@@ -39,20 +42,22 @@ def opening(number: int, payload: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("client", [False, True])
 @pytest.mark.parametrize("server", [False, True])
-@pytest.mark.parametrize("kind", STREAMS)
-async def test_both_sides_decide_on_a_byte_stream(kind: str, client: bool, server: bool) -> None:
+@pytest.mark.parametrize("kind", NETWORKS)
+async def test_both_sides_decide(kind: str, client: bool, server: bool) -> None:
     taken: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     with tempfile.TemporaryDirectory() as directory:
         place = f"{directory}/socket" if kind == "unix" else "127.0.0.1:0"
-        address = Address.parse(f"aqueduct+{kind}://{place}")
-        listener = await stream.listen(address, DEFAULT, TLS, taken.set_result, bidi=server)
+        scheme = "aqueduct" if kind == "quic" else f"aqueduct+{kind}"
+        address = Address.parse(f"{scheme}://{place}")
+        net: Any = quic if kind == "quic" else stream
+        listener = await net.listen(address, DEFAULT, TLS, taken.set_result, bidi=server)
         target = Address.parse(listener.addresses[0])
         try:
             if client and not server:
                 with pytest.raises(ConnectFailed, match="bidirectional streams"):
-                    await stream.connect(target, DEFAULT, bidi=True)
+                    await net.connect(target, DEFAULT, bidi=True)
                 return
-            carrier = await stream.connect(target, DEFAULT, bidi=client)
+            carrier = await net.connect(target, DEFAULT, bidi=client)
             other = await asyncio.wait_for(taken, DEADLINE)
             assert carrier.bidi is other.bidi is client
             assert (carrier.bidi_openable > 0) is (other.bidi_openable > 0) is client
@@ -179,3 +184,134 @@ async def test_a_link_that_goes_on_keeps_them() -> None:
         user.carrier.abandon(OVER)  # type: ignore[attr-defined]
     listener.close()
     await asyncio.wait_for(listener.wait_closed(), DEADLINE)
+
+
+# QUIC.
+
+
+async def refused(pair: Pair) -> None:
+    """The server ends the connection over a stream that may not be there."""
+    await pair.server.until(lambda: pair.server.lost)
+    assert "Too many streams open" in str(pair.server.lost[0])
+    await pair.client.until(lambda: pair.client.lost)
+    assert "Too many streams open" in str(pair.client.lost[0])
+
+
+async def test_a_peer_that_opens_too_many_over_quic() -> None:
+    async with linked("quic", slots(3), bidi=True) as pair:
+        await begun(pair)
+        connection: Any = pair.client.carrier._quic  # type: ignore[attr-defined]
+        connection._remote_max_streams_bidi = 100
+        for index in range(4):
+            pair.client.send(mine(index), b"x")
+        await refused(pair)
+        assert set(pair.server.data) <= {theirs(0), theirs(1), theirs(2)}
+
+
+async def test_without_the_keyword_a_bidirectional_stream_is_refused_over_quic() -> None:
+    async with linked("quic") as pair:
+        await begun(pair)
+        connection: Any = pair.client.carrier._quic  # type: ignore[attr-defined]
+        connection.bidi_streams = BidiStreams(connection, 10)
+        connection.bidi_streams.agreed = True
+        connection._remote_max_streams_bidi = 100
+        connection._remote_max_stream_data_bidi_remote = 1000
+        pair.client.send(mine(0), b"x")
+        await refused(pair)
+        assert not pair.server.data
+
+
+async def test_what_comes_before_the_user_is_there() -> None:
+    taken: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    address = Address.parse("aqueduct://127.0.0.1:0")
+    listener = await quic.listen(address, DEFAULT, TLS, taken.set_result, bidi=True)
+    carrier = await quic.connect(Address.parse(listener.addresses[0]), DEFAULT, bidi=True)
+    client = Recorder(carrier, DEFAULT)
+    await client.until(lambda: client.begun)
+    carrier.write(mine(0), [b"question"], True)
+    carrier.stop(mine(0), 8)
+    carrier.flush()
+    accepted = await asyncio.wait_for(taken, DEADLINE)
+    await met(lambda: len(accepted._early) >= 2)
+    server = Recorder(accepted, DEFAULT)
+    await server.until(lambda: server.stops == {theirs(0): 8} and server.ended == {theirs(0)})
+    assert server.data == {theirs(0): b"question"}
+    await client.until(lambda: client.resets == {mine(0): 8})
+    for end in (carrier, accepted):
+        end.abandon(OVER)
+    listener.close()
+    await asyncio.wait_for(listener.wait_closed(), DEADLINE)
+
+
+@pytest.mark.parametrize("kind", ["quic", "quic-lossy"])
+async def test_no_window_is_lost_over_quic(kind: str) -> None:
+    """At rest a side has promised what came, and a window for each stream that may be opened."""
+    async with linked(kind, slots(10), bidi=True) as pair:
+        await begun(pair)
+        for index in range(60):
+            for user, other in both(pair):
+                await user.until(lambda: user.carrier.bidi_openable)  # noqa: B023
+                user.send(mine(index), bytes(index * 37), fin=index % 3 == 0)
+                if index % 3 == 1:
+                    user.carrier.reset(mine(index), 5)
+                    user.carrier.flush()
+                name = theirs(index)
+                await other.until(
+                    lambda: name in other.data or name in other.resets  # noqa: B023
+                )
+                if index % 3 == 2:
+                    other.carrier.stop(name, 6)
+                other.send(name, bytes(index * 11), fin=index % 2 == 0)
+                if index % 2:
+                    other.carrier.reset(name, 7)
+                    other.carrier.flush()
+                name = mine(index)
+                await user.until(
+                    lambda: name in user.ended or name in user.resets  # noqa: B023
+                )
+        window = DEFAULT.flow.initial_window
+        for user, _ in both(pair):
+            connection: Any = user.carrier._quic  # type: ignore[attr-defined]
+            await met(lambda: not connection._streams)  # noqa: B023
+            assert not connection.bidi_streams.taken
+            uni = connection._slots_given - connection._local_max_streams_uni.used
+            bidi = connection.bidi_streams._given - connection.bidi_streams.opened_by_peer
+            promised = connection._local_max_data.used + (uni + bidi) * window
+            assert connection._promised == promised
+
+
+async def test_a_stop_that_is_said_again_is_reported_once() -> None:
+    async with linked("quic", bidi=True) as pair:
+        client, server = pair.client, pair.server
+        await begun(pair)
+        client.send(mine(0), b"question")
+        await server.until(lambda: theirs(0) in server.data)
+        connection: Any = server.carrier._quic  # type: ignore[attr-defined]
+        for count in (1, 2, 3):
+            connection._streams[0].receiver.is_finished = False
+            connection.stop(0, 8)
+            connection._streams[0].receiver.is_finished = count > 1
+            server.carrier.flush()
+            server.carrier.ping()
+            server.carrier.flush()
+            await server.until(lambda: server.pongs == count)  # noqa: B023
+        assert client.stops == {mine(0): 8}
+
+
+async def test_a_network_that_is_gone() -> None:
+    timing = dataclasses.replace(DEFAULT.timing, idle_timeout=1.0, ping_interval=0.3)
+    config = dataclasses.replace(DEFAULT, timing=timing)
+    relay = Relay(seed=3, drop=0.05)
+    async with linked("quic-1200", config, relay=relay, bidi=True) as pair:
+        await begun(pair)
+        for user, other in both(pair):
+            user.send(mine(0), b"begun")
+            await other.until(lambda: theirs(0) in other.data)  # noqa: B023
+        relay.cut = True
+        for user, _ in both(pair):
+            user.send(mine(1), bytes(MiB), fin=True)
+        for user, _ in both(pair):
+            await user.until(lambda: user.lost)  # noqa: B023
+            assert "nothing was heard" in str(user.lost[0])
+            assert user.carrier.bidi_openable == 0
+            assert not user.ended

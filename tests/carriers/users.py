@@ -257,13 +257,13 @@ async def linked(
     accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     size = {"quic": "16000", "quic-auto": "auto"}.get(kind, "1200")
     address = Address.parse(f"aqueduct://127.0.0.1:0?datagram_size={size}")
-    listener = await quic.listen(address, server_config, TLS, accepted.set_result)
+    listener = await quic.listen(address, server_config, TLS, accepted.set_result, bidi=bidi)
     if kind == "quic-lossy" and relay is None:
         relay = Relay(seed=5, drop=0.04, reorder=0.05, delay=0.002)
     target = Address.parse(listener.addresses[0])
     if relay is not None:
         target = target.with_port(await relay.start(target.port))
-    carrier = await quic.connect(target, config)
+    carrier = await quic.connect(target, config, bidi=bidi)
     async with asyncio.timeout(DEADLINE):
         server_carrier = await accepted
     pair = Pair(
@@ -271,6 +271,7 @@ async def linked(
         Recorder(server_carrier, server_config, server_window),
         relay,
         listener,
+        cut=lambda: server_carrier.abandon(OVER),
     )
     try:
         yield pair

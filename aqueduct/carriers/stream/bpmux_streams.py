@@ -112,7 +112,7 @@ class BpmuxStreams:
         self._window = flow.initial_window
         self._slots = flow.streams
         self._top_credit = config.byte_stream.top_credit
-        self._is_client = is_client
+        self._client = is_client
         most = max(config.bpmux.entities - flow.streams, 1)
         self._bidi_slots = min(config.limits.channels + 1, most) if bidi else 0
         self.bidi = False
@@ -473,9 +473,9 @@ class BpmuxStreams:
     def _agree(self, bidi: bool) -> None:
         """Both sides have bidirectional streams, or none. ``bidi``: the peer begins with them."""
         wanted = self._bidi_slots > 0
-        if bidi and not wanted and not self._is_client:
+        if bidi and not wanted and not self._client:
             raise SequenceError("it asks for bidirectional streams, which this listener lacks")
-        if wanted and not bidi and self._is_client:
+        if wanted and not bidi and self._client:
             raise SequenceError("it has no bidirectional streams, which this client asks for")
         self.bidi = bidi and wanted
         if not self.bidi:
