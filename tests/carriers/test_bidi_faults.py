@@ -13,7 +13,9 @@ import pytest
 from aqueduct.address import Address
 from aqueduct.carriers import memory, quic, stream
 from aqueduct.carriers.quic.flow_control import BidiStreams
-from aqueduct.config import DEFAULT
+from aqueduct.carriers.quic.packets import FastConnection
+from aqueduct.carriers.quic.tls import BIDI_ALPN
+from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectFailed
 from tests.carriers.chunks import Kind, chunk, varu64
 from tests.carriers.relay import Relay
@@ -21,6 +23,7 @@ from tests.carriers.test_bidi import begun, mine, slots, theirs
 from tests.carriers.test_bidi import ends as both
 from tests.carriers.test_stream_faults import against, ends, greeting
 from tests.carriers.users import DEADLINE, OVER, TLS, Pair, Recorder, linked, met
+from tests.carriers.wire import Wire, fast
 
 NETWORKS = ("quic", "tcp", "tls", "unix")
 MiB = 1 << 20
@@ -287,15 +290,41 @@ async def test_a_stop_that_is_said_again_is_reported_once() -> None:
         client.send(mine(0), b"question")
         await server.until(lambda: theirs(0) in server.data)
         connection: Any = server.carrier._quic  # type: ignore[attr-defined]
-        for count in (1, 2, 3):
-            connection._streams[0].receiver.is_finished = False
-            connection.stop(0, 8)
-            connection._streams[0].receiver.is_finished = count > 1
-            server.carrier.flush()
-            server.carrier.ping()
-            server.carrier.flush()
-            await server.until(lambda: server.pongs == count)  # noqa: B023
+        server.carrier.stop(theirs(0), 8)
+        server.carrier.flush()
+        await server.until(lambda: server.resets == {theirs(0): 8})
+        receiver = connection._streams[0].receiver
+        receiver.is_finished = False  # as if the answer to the stop were on its way
+        connection.stop(0, 8)
+        server.carrier.flush()
+        await met(lambda: not receiver.stop_pending)
+        receiver.is_finished = True
+        server.send(0, b"behind it", fin=True)
+        await client.until_ended(0)
         assert client.stops == {mine(0): 8}
+
+
+def with_bidi(configuration: Any, config: Config, **options: Any) -> FastConnection:
+    """One end of a wire, with bidirectional streams."""
+    configuration.alpn_protocols = [BIDI_ALPN]
+    return fast(configuration, config, bidi=10, **options)
+
+
+def test_a_stream_is_kept_until_the_user_has_heard_its_end() -> None:
+    wire = Wire(with_bidi)
+    client, server = wire.client, wire.server
+    promised = server._promised
+    client.bidi_streams.open().append([b"question"], True)
+    wire.run()
+    server.bidi_streams.sender(0).append([b"answer"], True)
+    wire.run()
+    for end in (client, server):
+        assert end._streams[0].is_finished
+        end.ended(0)
+        assert 0 not in end._streams
+    assert server.bidi_streams.opened_by_peer == 1
+    assert server._promised == promised + len(b"question") - server._window
+    assert client._promised == client._local_max_data.value - client._window + len(b"answer")
 
 
 async def test_a_network_that_is_gone() -> None:
