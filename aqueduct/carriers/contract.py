@@ -1,13 +1,27 @@
 """What a carrier gives to the channels above it, and what it calls.
 
-A carrier moves the bytes of unidirectional streams and datagrams between two peers and knows
-nothing of channels. One object of class Carrier is one live connection; its user is a
-CarrierUser (see ``_speedups.pump``), installed with ``attach`` before anything is reported.
+A carrier moves the bytes of streams and datagrams between two peers and knows nothing of
+channels. One object of class Carrier is one live connection; its user is a CarrierUser
+(see ``_speedups.pump``), installed with ``attach`` before anything is reported.
 
 Stream numbers: each side numbers the streams that it opens 0, 1, 2, ... in the order of opening,
 and the carrier opens them in that order. So a number names a stream of *mine* in ``write``,
 ``reset``, ``written`` and ``stopped``, and a stream of the *peer's* in ``stop``, ``credit``,
 ``stream_data`` and ``stream_reset``; no table maps one to the other.
+
+Bidirectional streams are there if both sides have asked for them (``Carrier.bidi``). Their numbers
+begin at ``BIDI``, which tells them from unidirectional streams. The k-th that this side opened
+(k = 0, 1, 2, ...) is ``BIDI | k << 1``, the k-th that the peer opened ``BIDI | k << 1 | 1``. All
+calls above take these numbers, of mine and of the peer's. Each stands for one direction alone:
+``write``, ``reset``, ``written`` and ``stopped`` for what I send, the others for what the peer
+sends. An end, a reset or a stop of one direction leaves the other one as it is.
+
+A side opens a bidirectional stream by its first ``write``. The peer may hear of it by any report,
+a ``stream_reset`` or ``stream_stopped`` included; from then on it may write, too. Each direction
+begins with ``Flow.initial_window`` bytes of credit. A side lets the peer have
+``Limits.channels`` + 1 of its bidirectional streams open at once, as a control stream lives as long
+as its channel. A byte stream has fewer if ``Bpmux.entities`` is lower. A slot returns when both
+directions have ended.
 
 Threads: everything of one carrier happens on the event loop that made it.
 """
@@ -17,13 +31,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct.address import Address
 from aqueduct.errors import ConnectionLost
 
 __all__ = [
+    "BIDI",
     "Bound",
     "Buffer",
     "Carrier",
@@ -36,6 +51,9 @@ __all__ = [
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Anything with the buffer protocol, one dimension of bytes, contiguous."""
+
+BIDI: Final = 1 << 61
+"""The first number of a bidirectional stream; unidirectional streams have smaller ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +96,8 @@ class CarrierUser(Protocol):
     def inlet(self, stream: int) -> DirectRead | None:
         """Where the next bytes of the peer's stream go without a report for each read.
 
+        Never asked for a bidirectional stream.
+
         Open until ``inlet_done``, before which nothing else is reported and the event loop does
         not turn; or let go of, if nothing else was reported and it is ``idle``. None: hand them to
         ``stream_data``. The end of the stream comes by that, too.
@@ -99,7 +119,7 @@ class CarrierUser(Protocol):
         """One datagram."""
 
     def openable_changed(self) -> None:
-        """``Carrier.openable`` grew."""
+        """``Carrier.openable`` or ``Carrier.bidi_openable`` grew."""
 
     def datagram_room_changed(self) -> None:
         """``Carrier.datagram_room`` grew, or ``Carrier.datagram_limit`` is another."""
@@ -183,7 +203,15 @@ class Carrier(Protocol):
 
     @property
     def openable(self) -> int:
-        """How many more streams may be opened now."""
+        """How many more unidirectional streams may be opened now."""
+
+    @property
+    def bidi(self) -> bool:
+        """Whether the connection has bidirectional streams; final once it is handed on."""
+
+    @property
+    def bidi_openable(self) -> int:
+        """How many more bidirectional streams may be opened now; 0 if the connection has none."""
 
     def attach(self, user: CarrierUser) -> None:
         """Installs the user, once. Before it, nothing is reported; nothing is during it."""
@@ -192,7 +220,8 @@ class Carrier(Protocol):
         """Queues bytes on my stream, opening it if it is the next number.
 
         The buffers are not copied here and must not change until they are reported ``written``.
-        Raises LocalProtocolError above ``openable``, or after ``fin`` or ``reset``. On a stream
+        Raises LocalProtocolError above ``openable`` or ``bidi_openable``, or after ``fin`` or
+        ``reset``. On a stream
         that the peer has stopped it is without effect.
         """
 
@@ -211,6 +240,8 @@ class Carrier(Protocol):
 
     def extra_streams(self, count: int) -> None:
         """Gives the peer ``count`` slots beside ``Flow.streams``; below zero: keeps them back.
+
+        They are of unidirectional streams.
 
         Replaces the count given before. A slot returns by itself when the end of its stream (or
         its reset) was reported. A user that keeps the data of ended streams holds their slots

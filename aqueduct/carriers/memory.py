@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final
 
 from aqueduct.address import Address
-from aqueduct.carriers.contract import Buffer, Carrier, CarrierUser, PeerCredentials
+from aqueduct.carriers.contract import BIDI, Buffer, Carrier, CarrierUser, PeerCredentials
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost, LocalProtocolError
 
@@ -41,14 +41,17 @@ def pair(
     datagram_limit: int = 1200,
     loop: asyncio.AbstractEventLoop | None = None,
     name: str = "",
+    bidi: bool = False,
 ) -> MemoryLink:
     """Makes a link. ``config`` is the client's and, unless ``server_config`` is given, both's.
 
     ``chunk`` is the most that one stream moves in one step, bytes; with a ``seed`` each piece
     has a random size from 1 to ``chunk``. ``datagram_limit`` 0 means no datagrams. With a
-    ``loop`` the link steps by itself, soon after each flush.
+    ``loop`` the link steps by itself, soon after each flush. ``bidi``: it has bidirectional
+    streams, too.
     """
-    return MemoryLink(config, server_config or config, chunk, seed, datagram_limit, loop, name)
+    server_config = server_config or config
+    return MemoryLink(config, server_config, chunk, seed, datagram_limit, loop, name, bidi)
 
 
 class MemoryLink:
@@ -63,14 +66,15 @@ class MemoryLink:
         datagram_limit: int,
         loop: asyncio.AbstractEventLoop | None,
         name: str,
+        bidi: bool = False,
     ) -> None:
         name = name or f"pair-{next(_names)}"
         self._chunk = chunk
         self._random = random.Random(seed) if seed is not None else None
         self._loop = loop
         self._scheduled = False
-        self.client = MemoryCarrier(self, True, name, config, datagram_limit)
-        self.server = MemoryCarrier(self, False, name, server_config, datagram_limit)
+        self.client = MemoryCarrier(self, True, name, config, datagram_limit, bidi)
+        self.server = MemoryCarrier(self, False, name, server_config, datagram_limit, bidi)
         self.client._join(self.server, server_config)
         self.server._join(self.client, config)
 
@@ -163,13 +167,15 @@ class MemoryLink:
             fin = stream.fin and not stream.queue
             if data or fin:
                 moved = True
-                target._deliver(number, data, fin)
+                target._deliver(_there(number), data, fin)
                 if data:
                     source._written[number] = source._written.get(number, 0) + len(data)
             if fin or not stream.movable:
                 source._ready.pop(number, None)
             if fin:
                 del source._outgoing[number]
+                if number >= BIDI and source._half_ended(number):
+                    source._announce()
         return moved
 
 
@@ -220,9 +226,16 @@ class MemoryCarrier:
     rtt = 0.0
 
     def __init__(
-        self, link: MemoryLink, is_client: bool, name: str, config: Config, datagram_limit: int
+        self,
+        link: MemoryLink,
+        is_client: bool,
+        name: str,
+        config: Config,
+        datagram_limit: int,
+        bidi: bool,
     ) -> None:
         self.is_client = is_client
+        self.bidi = bidi
         self.local = f"memory://{name}#{'client' if is_client else 'server'}"
         self.peer = f"memory://{name}#{'server' if is_client else 'client'}"
         self.datagram_limit = datagram_limit
@@ -245,6 +258,11 @@ class MemoryCarrier:
         self._incoming_ended = 0
         self._extra = 0
         self._announced = config.flow.streams
+        # Bidirectional streams are in _outgoing and _incoming, too, each with its directions.
+        self._bidi_opened = 0
+        self._bidi_incoming = 0
+        self._bidi_ended = 0
+        self._bidi_announced = 0
         # Of mine, by the peer: writes that cross it are dropped.
         self._stopped: OrderedDict[int, None] = OrderedDict()
         self._close: tuple[int, str] | None = None
@@ -255,6 +273,10 @@ class MemoryCarrier:
     def _join(self, other: MemoryCarrier, other_config: Config) -> None:
         self._other = other
         self._stream_limit = other_config.flow.streams
+        self._bidi_limit = 0
+        if self.bidi:
+            self._bidi_limit = other_config.limits.channels + 1
+            self._bidi_announced = self._config.limits.channels + 1
         self._window = other_config.flow.initial_window
 
     # what the contract promises
@@ -269,6 +291,11 @@ class MemoryCarrier:
         """How many more streams may be opened now."""
         return 0 if self._over else self._stream_limit - self._opened
 
+    @property
+    def bidi_openable(self) -> int:
+        """How many more bidirectional streams may be opened now."""
+        return 0 if self._over else self._bidi_limit - self._bidi_opened
+
     def attach(self, user: CarrierUser) -> None:
         """Installs the user. Raises LocalProtocolError if there is one."""
         if self._user is not None:
@@ -281,16 +308,11 @@ class MemoryCarrier:
         if self._over or self._close is not None:
             return
         state = self._outgoing.get(stream)
-        if stream == self._opened:
-            if self.openable < 1:
-                raise LocalProtocolError(f"stream {stream}: the peer allows no more streams now")
-            self._opened += 1
+        if state is None:
+            if not self._may_open(stream):
+                return
             state = self._outgoing[stream] = _Outgoing(self._window)
-        elif stream > self._opened:
-            raise LocalProtocolError(f"stream {stream}: the next one to open is {self._opened}")
-        elif stream in self._stopped:
-            return
-        elif state is None or state.fin_queued:
+        elif state.fin_queued:
             raise LocalProtocolError(f"stream {stream} ended; nothing can be written to it")
         state.fin_queued = fin
         pieces = [
@@ -306,30 +328,35 @@ class MemoryCarrier:
         """Gives up my stream."""
         if self._over or self._close is not None:
             return
-        if stream >= self._opened:
+        if not (0 <= stream < self._opened or (stream >= BIDI and self._has_bidi(stream))):
             raise LocalProtocolError(f"stream {stream} was never opened")
         self._stopped.pop(stream, None)
         if self._outgoing.pop(stream, None) is None:
             return
         self._ready.pop(stream, None)
         self._written.pop(stream, None)
+        there = _there(stream)
         self._unflushed.append(
-            lambda: self._orders.append(lambda: self._other._deliver_reset(stream, code))
+            lambda: self._orders.append(lambda: self._other._deliver_reset(there, code))
         )
+        if stream >= BIDI and self._half_ended(stream):
+            self._unflushed.append(self._announce)
 
     def stop(self, stream: int, code: int) -> None:
         """Asks the peer to send no more on its stream."""
-        if self._opened_by_peer(stream):
+        if self._reads(stream):
+            there = _there(stream)
             self._unflushed.append(
-                lambda: self._orders.append(lambda: self._other._be_stopped(stream, code))
+                lambda: self._orders.append(lambda: self._other._be_stopped(there, code))
             )
 
     def credit(self, stream: int, limit: int) -> None:
         """Lets the peer send on its stream up to ``limit`` bytes in all."""
-        if self._opened_by_peer(stream) and limit > self._incoming[stream]:
+        if self._reads(stream) and limit > self._incoming[stream]:
             self._incoming[stream] = limit
+            there = _there(stream)
             self._unflushed.append(
-                lambda: self._orders.append(lambda: self._other._be_credited(stream, limit))
+                lambda: self._orders.append(lambda: self._other._be_credited(there, limit))
             )
 
     def extra_streams(self, count: int) -> None:
@@ -386,6 +413,7 @@ class MemoryCarrier:
             "openable": self.openable,
             "peer_opened": self._incoming_opened,
             "peer_open": len(self._incoming),
+            "bidi_openable": self.bidi_openable,
         }
 
     def close(self, code: int, reason: str, *, linger: float = 0.0) -> None:
@@ -439,7 +467,7 @@ class MemoryCarrier:
         if state.movable:
             self._ready[stream] = None
         else:  # an empty first write still opens the stream at the peer
-            self._orders.append(lambda: self._other._open_until(stream))
+            self._orders.append(lambda: self._other._open_until(_there(stream)))
 
     def _queue_datagram(self, data: bytes) -> None:
         self._datagrams_queued -= 1
@@ -448,14 +476,58 @@ class MemoryCarrier:
     def _alive(self) -> bool:
         return not self._over and self._user is not None
 
-    def _opened_by_peer(self, stream: int) -> bool:
+    def _may_open(self, stream: int) -> bool:
+        """Opens a stream of mine; False: the peer has stopped it. Raises LocalProtocolError."""
+        bidi = stream >= BIDI
+        if bidi and not self.bidi:
+            raise LocalProtocolError(f"stream {stream}: there are no bidirectional streams here")
+        following = BIDI | self._bidi_opened << 1 if bidi else self._opened
+        theirs = bidi and stream & 1 == 1
+        if theirs and not self._has_bidi(stream):
+            raise LocalProtocolError(f"the peer never opened its stream {stream}")
+        if theirs or stream < following:
+            if stream in self._stopped:
+                return False
+            raise LocalProtocolError(f"stream {stream} ended; nothing can be written to it")
+        if stream > following:
+            raise LocalProtocolError(f"stream {stream}: the next one to open is {following}")
+        if (self.bidi_openable if bidi else self.openable) < 1:
+            raise LocalProtocolError(f"stream {stream}: the peer allows no more streams now")
+        if bidi:
+            self._bidi_opened += 1
+            self._incoming[stream] = self._config.flow.initial_window
+        else:
+            self._opened += 1
+        return True
+
+    def _reads(self, stream: int) -> bool:
+        """Whether the peer may still send on this stream. Raises LocalProtocolError."""
         if self._over or self._close is not None:
             return False
-        if not 0 <= stream < self._incoming_opened:
+        if not (0 <= stream < self._incoming_opened or (stream >= BIDI and self._has_bidi(stream))):
             raise LocalProtocolError(f"the peer never opened its stream {stream}")
         return stream in self._incoming
 
+    def _has_bidi(self, stream: int) -> bool:
+        """Whether a bidirectional stream of this number was opened by its side."""
+        opened = self._bidi_incoming if stream & 1 else self._bidi_opened
+        return (stream ^ BIDI) >> 1 < opened
+
+    def _half_ended(self, stream: int) -> bool:
+        """One direction of a bidirectional stream is over; whether a slot of the peer returns."""
+        if not stream & 1 or stream in self._outgoing or stream in self._incoming:
+            return False
+        self._bidi_ended += 1
+        return True
+
     def _open_until(self, stream: int) -> None:
+        if stream >= BIDI:
+            while stream & 1 and not self._has_bidi(stream):
+                opened = BIDI | self._bidi_incoming << 1 | 1
+                self._bidi_incoming += 1
+                self._incoming[opened] = self._config.flow.initial_window
+                self._outgoing[opened] = _Outgoing(self._window)
+            return
         while self._incoming_opened <= stream:
             self._incoming[self._incoming_opened] = self._config.flow.initial_window
             self._incoming_opened += 1
@@ -479,7 +551,10 @@ class MemoryCarrier:
 
     def _ended(self, stream: int) -> None:
         del self._incoming[stream]
-        self._incoming_ended += 1
+        if stream < BIDI:
+            self._incoming_ended += 1
+        elif not self._half_ended(stream):
+            return
         self._unflushed.append(self._announce)
 
     def _announce(self) -> None:
@@ -488,13 +563,24 @@ class MemoryCarrier:
         if limit > self._announced:
             self._announced = limit
             self._orders.append(lambda: self._other._be_allowed(limit))
+        bidi = self._config.limits.channels + 1 + self._bidi_ended
+        if self.bidi and bidi > self._bidi_announced:
+            self._bidi_announced = bidi
+            self._orders.append(lambda: self._other._be_allowed_bidi(bidi))
 
     def _be_allowed(self, limit: int) -> None:
         if limit > self._stream_limit:
             self._stream_limit = limit
             self._report().openable_changed()
 
+    def _be_allowed_bidi(self, limit: int) -> None:
+        if limit > self._bidi_limit:
+            self._bidi_limit = limit
+            self._report().openable_changed()
+
     def _be_credited(self, stream: int, limit: int) -> None:
+        if stream >= BIDI:  # of the peer's, it may be the first that is heard
+            self._open_until(stream)
         state = self._outgoing.get(stream)
         if state is None:
             return
@@ -503,6 +589,8 @@ class MemoryCarrier:
             self._ready[stream] = None
 
     def _be_stopped(self, stream: int, code: int) -> None:
+        if stream >= BIDI:  # of the peer's, it may be the first that is heard
+            self._open_until(stream)
         if self._outgoing.pop(stream, None) is None:
             return
         self._ready.pop(stream, None)
@@ -511,8 +599,10 @@ class MemoryCarrier:
         if len(self._stopped) > _STOPPED_KEPT:
             self._stopped.popitem(last=False)
         self._unflushed.append(
-            lambda: self._orders.append(lambda: self._other._deliver_reset(stream, code))
+            lambda: self._orders.append(lambda: self._other._deliver_reset(_there(stream), code))
         )
+        if stream >= BIDI and self._half_ended(stream):
+            self._unflushed.append(self._announce)
         self._report().stream_stopped(stream, code)
 
     def _end(self, error: ConnectionLost) -> None:
@@ -528,11 +618,19 @@ class MemoryCarrier:
             self._user.closed(error)
 
 
+def _there(stream: int) -> int:
+    """The number that the other side has for a stream."""
+    return stream ^ 1 if stream >= BIDI else stream
+
+
 class MemoryListener:
     """A listener of ``memory://NAME``."""
 
-    def __init__(self, name: str, config: Config, on_carrier: Callable[[Carrier], None]) -> None:
+    def __init__(
+        self, name: str, config: Config, on_carrier: Callable[[Carrier], None], bidi: bool
+    ) -> None:
         self._name = name
+        self._bidi = bidi
         self._config = config
         self._on_carrier = on_carrier
         self._loop = asyncio.get_running_loop()
@@ -558,8 +656,8 @@ class MemoryListener:
             self._changed.clear()
             await self._changed.wait()
 
-    def _accept(self, config: Config) -> MemoryCarrier:
-        link = pair(config, server_config=self._config, loop=self._loop, name=self._name)
+    def _accept(self, config: Config, bidi: bool) -> MemoryCarrier:
+        link = pair(config, server_config=self._config, loop=self._loop, name=self._name, bidi=bidi)
         self._links = {old for old in self._links if not old.server._over} | {link}
         end = link.server._end
 
@@ -576,20 +674,32 @@ _listeners: dict[str, MemoryListener] = {}
 
 
 async def listen(
-    address: Address, config: Config, on_carrier: Callable[[Carrier], None]
+    address: Address,
+    config: Config,
+    on_carrier: Callable[[Carrier], None],
+    *,
+    bidi: bool = False,
 ) -> MemoryListener:
-    """Listens on ``memory://NAME``. Raises ConfigError if the name is taken."""
+    """Listens on ``memory://NAME``. Raises ConfigError if the name is taken.
+
+    ``bidi``: clients that ask for bidirectional streams have them.
+    """
     if address.host in _listeners:
         raise ConfigError(f"{address}: something in this process listens there already")
-    listener = _listeners[address.host] = MemoryListener(address.host, config, on_carrier)
+    listener = _listeners[address.host] = MemoryListener(address.host, config, on_carrier, bidi)
     return listener
 
 
-async def connect(address: Address, config: Config) -> MemoryCarrier:
-    """Connects to ``memory://NAME``. Raises ConnectFailed if nothing listens there."""
+async def connect(address: Address, config: Config, *, bidi: bool = False) -> MemoryCarrier:
+    """Connects to ``memory://NAME``. Raises ConnectFailed if nothing listens there.
+
+    ``bidi``: with bidirectional streams, which the listener has to allow.
+    """
     listener = _listeners.get(address.host)
     if listener is None:
         raise ConnectFailed(f"{address}: nothing in this process listens there")
     if listener._loop is not asyncio.get_running_loop():
         raise ConnectFailed(f"{address}: its listener lives on another event loop; use aqueduct://")
-    return listener._accept(config)
+    if bidi and not listener._bidi:
+        raise ConnectFailed(f"{address}: its listener allows no bidirectional streams")
+    return listener._accept(config, bidi)

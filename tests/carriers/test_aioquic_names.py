@@ -58,6 +58,7 @@ OF_THE_CONNECTION: dict[str, Any] = {
     "_local_max_data": Limit,
     "_local_max_streams_bidi": Limit,
     "_local_max_streams_uni": Limit,
+    "_local_next_stream_id_bidi": int,
     "_local_next_stream_id_uni": int,
     "_loss": recovery.QuicPacketRecovery,
     "_max_datagram_size": int,
@@ -70,6 +71,7 @@ OF_THE_CONNECTION: dict[str, Any] = {
     "_remote_max_data": int,
     "_remote_max_data_used": int,
     "_remote_max_datagram_frame_size": int,
+    "_remote_max_streams_bidi": int,
     "_remote_max_streams_uni": int,
     "_remote_preferred_address": type(None),
     "_retire_connection_ids": list,
@@ -87,6 +89,7 @@ def test_an_attribute_of_the_connection(wire: Wire, name: str) -> None:
 
 
 METHODS: dict[str, list[str]] = {
+    "_alpn_handler": ["alpn_protocol"],
     "_close_begin": ["is_initiator", "now"],
     "_get_or_create_stream": ["frame_type", "stream_id"],
     "_get_or_create_stream_for_send": ["stream_id"],
@@ -99,6 +102,7 @@ METHODS: dict[str, list[str]] = {
     "_on_max_stream_data_delivery": ["delivery", "stream"],
     "_on_path_challenge_delivery": ["delivery", "network_path"],
     "_payload_received": ["context", "plain", "crypto_frame_required"],
+    "_serialize_transport_parameters": [],
     "_write_application": ["builder", "network_path", "now"],
     "_write_connection_limits": ["builder", "space"],
     "_write_stream_limits": ["builder", "space", "stream"],
@@ -200,6 +204,23 @@ def test_a_slot_returns_by_raising_the_limit_by_one() -> None:
     assert 2 not in wire.server._streams
 
 
+def test_the_transport_parameters_of_a_server_leave_behind_the_choice_of_a_protocol() -> None:
+    source = inspect.getsource(tls.Context._server_handle_hello)
+    assert 0 < source.index("self.alpn_cb(") < source.index("self.handshake_extensions")
+    assert "self.tls.alpn_cb = self._alpn_handler" in inspect.getsource(QuicConnection._initialize)
+
+
+def test_new_streams_of_the_peer_are_the_last_of_the_queue() -> None:
+    wire = Wire(plain)
+    wire.client.send_stream_data(2, b"")
+    wire.client.send_stream_data(8, b"third")
+    queue = wire.server._streams_queue
+    wire.run()
+    assert [each.stream_id for each in wire.server._streams_queue][-3:] == [0, 4, 8]
+    assert wire.server._local_max_streams_bidi.used == 3
+    assert queue is not None
+
+
 def test_limits_of_aioquic_rise_by_themselves() -> None:
     """The reason for all this: if that ends, flow control could go back to aioquic."""
     wire = Wire(plain)
@@ -226,7 +247,9 @@ MIRRORED = {
     # What flow_control and packets do in the place of aioquic: compare before taking a new digest.
     QuicConnection.datagrams_to_send: "f4eb22c8add260fe",
     QuicConnection.receive_datagram: "3c7f29826050cbfe",
+    QuicConnection._alpn_handler: "11a969d2855d2446",
     QuicConnection._flush_builder: "ac4bd66d7c3892df",
+    QuicConnection._get_or_create_stream: "aee09c84cd0da114",
     QuicConnection._handle_stream_frame: "8c79348a854e307d",
     QuicConnection._payload_received: "612b67759a96c701",
     QuicConnection._write_application: "c37bf64378f72b2f",

@@ -49,12 +49,16 @@ def opening(number: int, payload: bytes = b"") -> bytes:
 
 @contextlib.asynccontextmanager
 async def against(
-    config: Config = DEFAULT, *, hello: bytes | None = None, window: int | None = MiB
+    config: Config = DEFAULT,
+    *,
+    hello: bytes | None = None,
+    window: int | None = MiB,
+    bidi: bool = False,
 ) -> AsyncIterator[tuple[RawPeer, Recorder]]:
     """A client that says what the test says, and the user of the server's carrier."""
     taken: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     listener = await stream.listen(
-        Address.parse("aqueduct+tcp://127.0.0.1:0"), config, None, taken.set_result
+        Address.parse("aqueduct+tcp://127.0.0.1:0"), config, None, taken.set_result, bidi=bidi
     )
     peer = await RawPeer.connect(("127.0.0.1", Address.parse(listener.addresses[0]).port))
     await peer.until(lambda: peer.of(Kind.IN_STREAM, 0))

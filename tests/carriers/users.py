@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import random
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -187,6 +188,8 @@ class Pair:
     server: Recorder
     relay: Relay | None = None
     listener: Any = None
+    cut: Callable[[], None] = lambda: None
+    """Ends the connection, as far as this carrier can, without a word."""
 
     def check(self) -> None:
         """Fails if a carrier broke the order of reports."""
@@ -217,6 +220,7 @@ async def linked(
     window: int | None = 1 << 20,
     server_window: int | None = 1 << 20,
     relay: Relay | None = None,
+    bidi: bool = False,
 ) -> AsyncIterator[Pair]:
     """Two carriers of a kind, connected; cleaned up at the end."""
     server_config = server_config or config
@@ -228,21 +232,24 @@ async def linked(
             chunk=5000 if split else 1 << 16,
             seed=11 if split else None,
             loop=asyncio.get_running_loop(),
+            bidi=bidi,
         )
         pair = Pair(
             Recorder(link.client, config, window),
             Recorder(link.server, server_config, server_window),
+            cut=link.cut,
         )
         yield pair
         link.cut()
         pair.check()
         return
     if kind in STREAMS:
-        async with stream_pair(kind, config, server_config) as (client, server, door):
+        async with stream_pair(kind, config, server_config, bidi=bidi) as (client, server, door):
             pair = Pair(
                 Recorder(client, config, window),
                 Recorder(server, server_config, server_window),
                 listener=door,
+                cut=lambda: client._sock.shutdown(socket.SHUT_RDWR),
             )
             yield pair
         pair.check()
@@ -250,13 +257,13 @@ async def linked(
     accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     size = {"quic": "16000", "quic-auto": "auto"}.get(kind, "1200")
     address = Address.parse(f"aqueduct://127.0.0.1:0?datagram_size={size}")
-    listener = await quic.listen(address, server_config, TLS, accepted.set_result)
+    listener = await quic.listen(address, server_config, TLS, accepted.set_result, bidi=bidi)
     if kind == "quic-lossy" and relay is None:
         relay = Relay(seed=5, drop=0.04, reorder=0.05, delay=0.002)
     target = Address.parse(listener.addresses[0])
     if relay is not None:
         target = target.with_port(await relay.start(target.port))
-    carrier = await quic.connect(target, config)
+    carrier = await quic.connect(target, config, bidi=bidi)
     async with asyncio.timeout(DEADLINE):
         server_carrier = await accepted
     pair = Pair(
@@ -264,6 +271,7 @@ async def linked(
         Recorder(server_carrier, server_config, server_window),
         relay,
         listener,
+        cut=lambda: server_carrier.abandon(OVER),
     )
     try:
         yield pair
@@ -279,7 +287,11 @@ async def linked(
 
 @contextlib.asynccontextmanager
 async def stream_pair(
-    kind: str, config: Config = DEFAULT, server_config: Config | None = None
+    kind: str,
+    config: Config = DEFAULT,
+    server_config: Config | None = None,
+    *,
+    bidi: bool = False,
 ) -> AsyncIterator[tuple[stream.StreamCarrier, Any, stream.StreamListener]]:
     """A client and a server over a byte stream, and the listener between them."""
     if kind == "unix-memory":
@@ -288,8 +300,10 @@ async def stream_pair(
         accepted: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         place = f"{directory}/socket" if kind == "unix" else "127.0.0.1:0"
         address = Address.parse(f"aqueduct+{kind}://{place}")
-        listener = await stream.listen(address, server_config or config, TLS, accepted.set_result)
-        carrier = await stream.connect(Address.parse(listener.addresses[0]), config)
+        listener = await stream.listen(
+            address, server_config or config, TLS, accepted.set_result, bidi=bidi
+        )
+        carrier = await stream.connect(Address.parse(listener.addresses[0]), config, bidi=bidi)
         async with asyncio.timeout(DEADLINE):
             server = await accepted
         try:

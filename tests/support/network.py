@@ -200,6 +200,8 @@ class NetworkCarrier:
     """One end of a network; a Carrier."""
 
     scheme = "network"
+    bidi = False
+    bidi_openable = 0
     loopback = False
     suspended = False
     resumes = 0

@@ -39,6 +39,7 @@ cdef class Item:
 cdef class Entity:
     cdef readonly int place
     cdef readonly uint64_t identifier
+    cdef public uint64_t number     # the owner's
     cdef public object user
     cdef public Entity twin
     cdef public uint64_t credit_out

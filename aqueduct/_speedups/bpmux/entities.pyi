@@ -82,6 +82,7 @@ class Entity:
     def identifier(self) -> int: ...
     @property
     def queued(self) -> int: ...
+    number: int
     user: Any
     twin: Entity | None
     credit_out: int

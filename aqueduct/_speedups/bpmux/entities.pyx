@@ -90,7 +90,7 @@ cdef class Item:
 cdef class Entity:
     """One half of a conversation. What is here may be read; commands of Mux change it.
 
-    ``user`` is the owner's; ``twin`` the other half of a Duplex. Of the protocol (BP-5):
+    ``user`` and ``number`` are the owner's; ``twin`` the other half of a Duplex. Of the protocol (BP-5):
     ``credit_out``, bytes that we may send; ``credit_in``, that the peer may; ``end_out``, our end
     has left and nothing else does (BP-R8); ``end_in``, the peer's is here and not acknowledged;
     ``partial``, bytes missing of a payload in Partial mode. ``opened``: the peer knows it, or will.

@@ -491,7 +491,7 @@ cdef class Scheduler:
     cdef bint _send(self, Entity entity, Py_ssize_t room, IovecWriter out) except -1:
         """One chunk of what waits, of at most ``room`` bytes of payload; False: nothing can go."""
         cdef object items = entity.items
-        cdef bint opening = not entity.opened, on_top, enough
+        cdef bint opening = not entity.opened, on_top, enough, lent = False
         cdef Item item = None
         cdef Entity top = self._state.top_sink, payer
         cdef Py_ssize_t available, waiting, size = 0
@@ -499,6 +499,8 @@ cdef class Scheduler:
         if opening:
             if entity.twin is not None and entity.open_type != DUPLEX_TYPE:
                 return False  # the other half of the Duplex opens both
+            lent = borrow_run(entity)
+            items = entity.items
         elif not items or entity.end_out or entity.end_in:
             return False
         if items:
@@ -534,6 +536,9 @@ cdef class Scheduler:
                     self._wait(entity)
                 return False
         self._chunk(entity, item, size, total, available, out)
+        if lent and item.scatter.nbytes:
+            entity.twin.add(entity.items.popleft(), 0)
+            self.turns.wake(entity.twin)
         return True
 
     cdef int _chunk(
@@ -644,6 +649,29 @@ cdef Item plain_run(Entity entity):
         return None
     item = entity.items[0]
     return None if item.whole or item.total or item.is_end or item.urgent else item
+
+
+cdef bint is_run(object items) except -1:
+    """Whether a run of bytes comes first of what waits."""
+    cdef Item item
+    if not items:
+        return False
+    item = items[0]
+    return not (item.whole or item.total or item.is_end or item.urgent)
+
+
+cdef bint borrow_run(Entity entity) except -1:
+    """Has the opening of a Duplex carry what waits first on its sink, if both are runs of bytes.
+
+    What does not fit goes back to the sink.
+    """
+    if entity.twin is None or not is_run(entity.items):
+        return False
+    entity.items.popleft()  # it is empty, and holds the place
+    if not is_run(entity.twin.items):
+        return False
+    entity.add(entity.twin.items.popleft(), 0)
+    return True
 
 
 cdef Py_ssize_t payable(Entity entity, Py_ssize_t size) noexcept:

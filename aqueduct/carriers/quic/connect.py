@@ -19,7 +19,7 @@ from aqueduct.carriers.quic.connection import QuicCarrier
 from aqueduct.carriers.quic.flow_control import capped_congestion_control
 from aqueduct.carriers.quic.packets import FastConnection
 from aqueduct.carriers.quic.path_mtu import BASE
-from aqueduct.carriers.quic.tls import client_configuration, trust_of
+from aqueduct.carriers.quic.tls import BIDI_ALPN, client_configuration, trust_of
 from aqueduct.carriers.quic.udp import (
     BURST_FRAMES,
     SocketAddress,
@@ -44,17 +44,19 @@ _ALERTS: Final = {
 _REFUSED: Final = 3  # in a row, with nothing received between: the server is gone
 
 
-async def connect(address: Address, config: Config, tls: ClientTls | None = None) -> QuicCarrier:
+async def connect(
+    address: Address, config: Config, tls: ClientTls | None = None, *, bidi: bool = False
+) -> QuicCarrier:
     """Connects to ``address``; returns when the handshake is done.
 
     The addresses of the name are tried in turn, all within ``Timing.connect_timeout``. Raises
     ConnectFailed, which says for each what went wrong, and ConfigError for settings that cannot
-    work.
+    work. ``bidi``: with bidirectional streams, which the listener has to allow.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + config.timing.connect_timeout
     wanted = client_tls(address, tls)
-    configuration = client_configuration(address, config, wanted)
+    configuration = client_configuration(address, config, wanted, bidi=bidi)
     trust = trust_of(address, wanted)
     configuration.congestion_control_algorithm = capped_congestion_control(
         config.quic.congestion_control, config.quic.transport_buffer
@@ -63,7 +65,7 @@ async def connect(address: Address, config: Config, tls: ClientTls | None = None
     problems: list[str] = []
     for index, (family, where) in enumerate(targets):
         share = (deadline - loop.time()) / (len(targets) - index)
-        attempt = _Attempt(address, config, wanted, trust, configuration)
+        attempt = _Attempt(address, config, wanted, trust, configuration, bidi)
         try:
             return await attempt.run(family, where, share)
         except ConnectFailed as error:
@@ -83,7 +85,9 @@ class _Attempt:
         tls: ClientTls,
         trust: Trust | None,
         configuration: QuicConfiguration,
+        bidi: bool,
     ) -> None:
+        self._bidi = bidi
         self._address = address
         self._config = config
         self._tls = tls
@@ -124,6 +128,7 @@ class _Attempt:
             initial_window=self._config.flow.initial_window,
             gaps=self._config.quic.gaps,
             discover=size is None,
+            bidi=self._config.limits.channels + 1 if self._bidi else 0,
         )
         carrier = self._carrier = QuicCarrier(
             self._quic,
@@ -286,6 +291,10 @@ class _Attempt:
         text = end.reason_phrase
         alert = end.error_code - QuicErrorCode.CRYPTO_ERROR
         if alert == AlertDescription.no_application_protocol:
+            if self._bidi:
+                return self._failure(
+                    f"it allows no bidirectional streams (no common ALPN protocol: {BIDI_ALPN})"
+                )
             return self._failure("it speaks QUIC but not Aqueduct (no common ALPN protocol)")
         if text == "Could not find a common protocol version":
             return self._failure("it speaks no version of QUIC that is known here (1 and 2)")

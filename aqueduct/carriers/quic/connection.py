@@ -11,7 +11,7 @@ from aioquic.quic import events
 from aioquic.quic.packet import QuicErrorCode
 
 from aqueduct.carriers.certificates import identity_of
-from aqueduct.carriers.contract import Buffer, CarrierUser, PeerIdentity
+from aqueduct.carriers.contract import BIDI, Buffer, CarrierUser, PeerIdentity
 from aqueduct.carriers.quic.packets import FastConnection, PacketBuilder
 from aqueduct.carriers.quic.send_buffer import SendBuffer
 from aqueduct.carriers.quic.udp import SocketAddress
@@ -27,7 +27,12 @@ _REASON_LIMIT: Final = 512  # bytes of UTF-8: a CONNECTION_CLOSE has to fit one 
 _CONFIRMATION: Final = 1.0  # seconds a close waits for the peer to finish the handshake
 _CLOSE_COPIES: Final = 2  # a client's CONNECTION_CLOSE is not repeated: its socket is gone
 _STOPPED_KEPT: Final = 4096
-_STREAM_EVENTS: Final = (tuple, events.StreamDataReceived, events.StreamReset)
+_STREAM_EVENTS: Final = (
+    tuple,
+    events.StreamDataReceived,
+    events.StreamReset,
+    events.StopSendingReceived,
+)
 
 
 class QuicHost(PacketBuilder, Protocol):
@@ -53,10 +58,7 @@ class QuicCarrier:
     """One connection. See ``aqueduct.carriers.contract.Carrier`` for what the methods promise."""
 
     scheme = "aqueduct"
-    loopback = False
     suspended = False
-    resumes = 0
-    peer_credentials = None
 
     def __init__(
         self,
@@ -69,6 +71,10 @@ class QuicCarrier:
         config: Config,
     ) -> None:
         self.is_client = is_client
+        self.bidi = False
+        self.loopback = False
+        self.resumes = 0
+        self.peer_credentials = None
         self.peer = peer
         self.local = local
         self.error: ConnectionLost | None = None
@@ -89,7 +95,7 @@ class QuicCarrier:
         self._timer_at = 0.0
         self._senders: dict[int, SendBuffer] = {}
         self._stopped: dict[int, None] = {}
-        self._openable = 0
+        self._openable = self._bidi_openable = 0
         self._datagram_room = quic.datagram_room
         self._datagram_limit = quic.datagram_limit
         self._theirs = 3 if is_client else 2
@@ -139,6 +145,12 @@ class QuicCarrier:
         """How many more streams may be opened now."""
         return 0 if self.error is not None else self._quic.openable
 
+    @property
+    def bidi_openable(self) -> int:
+        """How many more bidirectional streams may be opened now."""
+        streams = self._quic.bidi_streams
+        return 0 if self.error is not None or streams is None else streams.openable
+
     def attach(self, user: CarrierUser) -> None:
         """Installs the user. Raises LocalProtocolError if there is one."""
         if self._user is not None:
@@ -163,22 +175,30 @@ class QuicCarrier:
         """Gives up my stream."""
         if self.error is not None or self._close is not None:
             return
-        if stream >= self._quic.opened:
+        streams = self._quic.bidi_streams
+        bidi = streams is not None and streams.has(stream)
+        if not (0 <= stream < self._quic.opened or bidi):
             raise LocalProtocolError(f"stream {stream} was never opened")
         self._stopped.pop(stream, None)
         sender = self._senders.pop(stream, None)
+        if sender is None and streams is not None and bidi and stream & 1:
+            sender = streams.sender(_bidi_id(stream, self.is_client))  # nothing was written to it
         if sender is not None:
             sender.reset(code)
 
     def stop(self, stream: int, code: int) -> None:
         """Asks the peer to send no more on its stream."""
         if self._opened_by_peer(stream):
-            self._quic.stop(stream * 4 + self._theirs, code)
+            bidi = stream >= BIDI
+            stream_id = _bidi_id(stream, self.is_client) if bidi else stream * 4 + self._theirs
+            self._quic.stop(stream_id, code)
 
     def credit(self, stream: int, limit: int) -> None:
         """Lets the peer send on its stream up to ``limit`` bytes in all."""
         if self._opened_by_peer(stream):
-            self._quic.credit(stream * 4 + self._theirs, limit)
+            bidi = stream >= BIDI
+            stream_id = _bidi_id(stream, self.is_client) if bidi else stream * 4 + self._theirs
+            self._quic.credit(stream_id, limit)
 
     def extra_streams(self, count: int) -> None:
         """Gives the peer more stream slots, or keeps some back."""
@@ -308,6 +328,8 @@ class QuicCarrier:
     # inside
 
     def _open(self, stream: int) -> SendBuffer | None:
+        if stream >= BIDI:
+            return self._open_bidi(stream)
         if stream < self._quic.opened:
             if stream in self._stopped:
                 return None
@@ -322,10 +344,38 @@ class QuicCarrier:
         self._openable = self._quic.openable
         return sender
 
+    def _open_bidi(self, stream: int) -> SendBuffer | None:
+        """What sends on a bidirectional stream, of mine if it is the next; None: it was stopped."""
+        streams = self._quic.bidi_streams
+        if streams is None:
+            raise LocalProtocolError(f"stream {stream}: there are no bidirectional streams here")
+        following = BIDI | streams.opened << 1
+        if streams.has(stream):
+            if stream in self._stopped:
+                return None
+            stream_id = _bidi_id(stream, self.is_client)
+            sender = streams.sender(stream_id) if stream & 1 else None
+            if sender is None or sender.closed:
+                raise LocalProtocolError(f"stream {stream} ended; nothing can be written to it")
+        elif stream & 1:
+            raise LocalProtocolError(f"the peer never opened its stream {stream}")
+        elif stream > following:
+            raise LocalProtocolError(f"stream {stream}: the next one to open is {following}")
+        elif streams.openable < 1:
+            raise LocalProtocolError(f"stream {stream}: the peer allows no more streams now")
+        else:
+            sender = streams.open()
+            self._bidi_openable = streams.openable
+        self._senders[stream] = sender
+        return sender
+
     def _opened_by_peer(self, stream: int) -> bool:
         if self.error is not None or self._close is not None:
             return False
-        if not 0 <= stream < self._quic.opened_by_peer:
+        streams = self._quic.bidi_streams
+        if not (
+            0 <= stream < self._quic.opened_by_peer or (streams is not None and streams.has(stream))
+        ):
             raise LocalProtocolError(f"the peer never opened its stream {stream}")
         return True
 
@@ -337,6 +387,7 @@ class QuicCarrier:
         if self._established:
             self._reported = True
             self._openable = self._quic.openable
+            self._bidi_openable = self.bidi_openable
             self._user.connected()
             self._report()
         if lost_before is not None:
@@ -367,13 +418,26 @@ class QuicCarrier:
                 self._user.openable_changed()
                 self._reported = True
             self._openable = quic.openable
+            if self.bidi:
+                if self.bidi_openable > self._bidi_openable:
+                    self._user.openable_changed()
+                    self._reported = True
+                self._bidi_openable = self.bidi_openable
             for sender, size in quic.take_released():
                 if size:
                     self._acknowledged += size
-                    self._user.written(sender.stream_id // 4, size)
+                    stream_id = sender.stream_id
+                    number = (
+                        stream_id >> 2 if stream_id & 2 else _bidi_number(stream_id, self.is_client)
+                    )
+                    self._user.written(number, size)
                     self._reported = True
             for sender in quic.take_finished():
-                self._senders.pop(sender.stream_id // 4, None)
+                stream_id = sender.stream_id
+                number = (
+                    stream_id >> 2 if stream_id & 2 else _bidi_number(stream_id, self.is_client)
+                )
+                self._senders.pop(number, None)
             if self._reported:
                 self._reported = False
                 self._user.end_of_input()
@@ -392,7 +456,10 @@ class QuicCarrier:
                 if fin:
                     quic.ended(stream_id)
                 self._reported = True
-                user.stream_data(stream_id >> 2, data, fin)
+                number = (
+                    stream_id >> 2 if stream_id & 2 else _bidi_number(stream_id, self.is_client)
+                )
+                user.stream_data(number, data, fin)
             elif not self._begun and isinstance(event, _STREAM_EVENTS):
                 self._early.append(event)
             else:
@@ -410,21 +477,18 @@ class QuicCarrier:
             self._received += len(data)
             if fin:
                 self._quic.ended(stream_id)
-            user.stream_data(stream_id >> 2, data, fin)
+            number = stream_id >> 2 if stream_id & 2 else _bidi_number(stream_id, self.is_client)
+            user.stream_data(number, data, fin)
         elif isinstance(event, events.StreamReset):
             assert user is not None
             self._reported = True
             self._quic.ended(event.stream_id)
-            user.stream_reset(event.stream_id // 4, event.error_code)
+            stream_id = event.stream_id
+            number = stream_id >> 2 if stream_id & 2 else _bidi_number(stream_id, self.is_client)
+            user.stream_reset(number, event.error_code)
         elif isinstance(event, events.StopSendingReceived):
-            number = event.stream_id // 4
-            if user is not None and number < self._quic.opened:
-                if self._senders.pop(number, None) is not None:
-                    self._stopped[number] = None
-                    if len(self._stopped) > _STOPPED_KEPT:
-                        del self._stopped[next(iter(self._stopped))]
-                self._reported = True
-                user.stream_stopped(number, event.error_code)
+            if user is not None:
+                self._peer_stops(user, event.stream_id, event.error_code)
         elif isinstance(event, events.DatagramFrameReceived):
             if self._begun and user is not None:
                 self._reported = True
@@ -435,11 +499,29 @@ class QuicCarrier:
                 user.ponged()
         elif isinstance(event, events.HandshakeCompleted):
             self._established = True
+            self.bidi = self._quic.bidi_streams is not None
             self._host.established(self)
         elif isinstance(event, events.ConnectionIdIssued):
             self._host.route(event.connection_id, self)
         elif isinstance(event, events.ConnectionIdRetired):
             self._host.unroute(event.connection_id)
+
+    def _peer_stops(self, user: CarrierUser, stream_id: int, code: int) -> None:
+        number, streams = stream_id >> 2, self._quic.bidi_streams
+        unwritten = False
+        if not stream_id & 2 and streams is not None:
+            if not streams.stopped(stream_id):
+                return
+            number = _bidi_number(stream_id, self.is_client)
+            unwritten = number & 1 == 1  # of the peer's, it may be
+        elif number >= self._quic.opened:
+            return
+        if self._senders.pop(number, None) is not None or unwritten:
+            self._stopped[number] = None
+            if len(self._stopped) > _STOPPED_KEPT:
+                del self._stopped[next(iter(self._stopped))]
+        self._reported = True
+        user.stream_stopped(number, code)
 
     def _arm(self) -> None:
         at = self._quic.get_timer()
@@ -519,6 +601,16 @@ class QuicCarrier:
         self._host.ended(self, error)
         if self._begun and self._user is not None:
             self._user.closed(error)
+
+
+def _bidi_number(stream_id: int, is_client: bool) -> int:
+    """The number of a bidirectional stream that has this id in QUIC."""
+    return BIDI | stream_id >> 2 << 1 | (stream_id & 1 ^ (not is_client))
+
+
+def _bidi_id(number: int, is_client: bool) -> int:
+    """Its id in QUIC."""
+    return (number ^ BIDI) >> 1 << 2 | (number & 1 ^ (not is_client))
 
 
 def _cut(reason: str) -> str:

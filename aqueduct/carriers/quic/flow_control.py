@@ -5,6 +5,7 @@ FlowConnection is aioquic's QuicConnection with flow control that we own:
 - a peer's stream is credited by ``credit`` alone, and never because bytes arrived;
 - the connection-wide limit never binds: it is kept at what all streams may send together;
 - stream slots return when a stream's end was received, and as the user gives more or fewer;
+- slots of bidirectional streams return when both directions have ended (BidiStreams);
 - what is written is referenced, not copied, until it is acknowledged (``send_buffer``);
 - only streams with something to do are visited for each packet, not all that are open;
 - stream data is sent by ``packets``, and never by aioquic.
@@ -36,11 +37,14 @@ from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet import QuicFrameType
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicSentPacket
 from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.tls import ExtensionType
 from cryptography import x509
 
+from aqueduct.carriers.contract import BIDI
 from aqueduct.carriers.quic.send_buffer import SendBuffer, SendTotals
+from aqueduct.carriers.quic.tls import BIDI_ALPN
 
-__all__ = ["FlowConnection", "capped_congestion_control"]
+__all__ = ["BidiStreams", "FlowConnection", "capped_congestion_control"]
 
 _DATAGRAM_QUEUE: Final = 256
 _SLOTS: Final = 32  # of streams, that are worth a frame of their own
@@ -58,7 +62,9 @@ class FlowConnection(QuicConnection):
         initial_window: int,
         original_destination_connection_id: bytes | None = None,
         retry_source_connection_id: bytes | None = None,
+        bidi: int = 0,
     ) -> None:
+        """``bidi``: so many bidirectional streams of the peer; of a server: if it wants them."""
         super().__init__(
             configuration=configuration,
             original_destination_connection_id=original_destination_connection_id,
@@ -81,6 +87,8 @@ class FlowConnection(QuicConnection):
         self._totals = SendTotals()
         self.closed_by_peer = False
         """Whether the end came from the peer."""
+        self.bidi_streams = BidiStreams(self, bidi) if bidi else None
+        """None: the connection has none."""
 
     # streams
 
@@ -163,6 +171,8 @@ class FlowConnection(QuicConnection):
         if stream is not None:
             self._promised -= stream.max_stream_data_local - stream.receiver.highest_offset
             self._streams.dirty.pop(stream_id, None)
+            if not stream_id & 2 and self.bidi_streams is not None:
+                self.bidi_streams.taken.add(stream_id)
             self._wake(stream_id)
 
     def extra_streams(self, count: int) -> None:
@@ -248,6 +258,7 @@ class FlowConnection(QuicConnection):
             "streams_with_work": len(self._streams_queue),
             "may_send": self._remote_max_data - self._remote_max_data_used,
             "may_receive": self._local_max_data.value - self._local_max_data.used,
+            "bidi_openable": 0 if self.bidi_streams is None else self.bidi_streams.openable,
         }
 
     # overrides
@@ -281,6 +292,7 @@ class FlowConnection(QuicConnection):
             or data.value != data.sent
             or streams.sent != self._slots_given
             or self._slots_to_give() > 0
+            or (self.bidi_streams is not None and self.bidi_streams.due())
         )
 
     def _slots_to_give(self) -> int:
@@ -301,8 +313,11 @@ class FlowConnection(QuicConnection):
         self._slots_earned += streams.value - self._slots_given
         self._promised += more * self._window
         self._slots_given = streams.value = self._slots_given + more
+        if self.bidi_streams is not None:
+            self._promised += self.bidi_streams.give() * self._window
         data.value = max(data.value, self._promised)
-        due = [limit for limit in (data, streams) if limit.value != limit.sent]
+        limits = data, streams, self._local_max_streams_bidi
+        due = [limit for limit in limits if limit.value != limit.sent]
         for limit in due:
             buffer = builder.start_frame(
                 limit.frame_type,
@@ -363,14 +378,150 @@ class FlowConnection(QuicConnection):
         stream_id = stream.stream_id
         mine = bool(stream_id & 1) is not self._is_client
         if stream.is_finished:
+            if not stream_id & 2:
+                if self.bidi_streams is not None:
+                    self.bidi_streams.finished(stream_id, mine)
+                return
             del self._streams[stream_id]
             if not mine:
                 self._local_max_streams_uni.value += 1
         elif stream_id not in self._queued and _has_work(stream):
-            if not mine and stream_id // 4 >= self._queued_peer_streams:
+            if stream_id & 2 and not mine and stream_id // 4 >= self._queued_peer_streams:
                 return  # aioquic queued it when it was opened
             self._queued.add(stream_id)
             self._streams_queue.append(stream)
+
+
+class BidiStreams:
+    """The bidirectional streams of a connection: who may open how many, and what they cost.
+
+    Both sides agree on them by ALPN, which a server learns in the handshake. Of a connection
+    without them ``FlowConnection.bidi_streams`` is None from then on.
+    """
+
+    def __init__(self, connection: Any, slots: int) -> None:
+        """``slots``: how many the FlowConnection ``connection`` lets the peer have at once."""
+        self.agreed = False
+        """Whether both sides want them."""
+        self.taken: set[int] = set()
+        """Streams of which the user has heard the end."""
+        self._stopped: set[int] = set()
+        self._connection = connection
+        self._slots = slots
+        self._given = 0
+        # aioquic calls these by the connection; without such streams nothing is called more.
+        connection._alpn_handler = self._negotiated
+        if connection._is_client:
+            self._allow()
+
+    @property
+    def openable(self) -> int:
+        """How many more the peer lets us open now."""
+        connection = self._connection
+        allowed: int = connection._remote_max_streams_bidi - self.opened
+        return max(0, allowed) if self.agreed else 0
+
+    @property
+    def opened(self) -> int:
+        """How many we opened."""
+        following: int = self._connection._local_next_stream_id_bidi
+        return following // 4
+
+    @property
+    def opened_by_peer(self) -> int:
+        """How many the peer opened."""
+        used: int = self._connection._local_max_streams_bidi.used
+        return used
+
+    def has(self, number: int) -> bool:
+        """Whether the stream that the carrier gives this number was opened."""
+        opened = self.opened_by_peer if number & 1 else self.opened
+        return number >= BIDI and (number ^ BIDI) >> 1 < opened
+
+    def open(self) -> SendBuffer:
+        """Opens the next one; what sends on it."""
+        connection = self._connection
+        stream = connection._get_or_create_stream_for_send(connection._local_next_stream_id_bidi)
+        connection._streams_queue.pop()  # as with those of one direction
+        connection._promised += connection._window
+        return self._own(stream)
+
+    def sender(self, stream_id: int) -> SendBuffer | None:
+        """What sends on an open stream; None: it is over."""
+        stream = self._connection._streams.get(stream_id)
+        return None if stream is None else cast(SendBuffer, stream.sender)
+
+    def finished(self, stream_id: int, mine: bool) -> None:
+        """Both directions have ended: the stream is forgotten once the user knows it, too."""
+        if stream_id in self.taken:
+            self.taken.remove(stream_id)
+            self._stopped.discard(stream_id)
+            del self._connection._streams[stream_id]
+            if not mine:
+                self._connection._local_max_streams_bidi.value += 1
+
+    def stopped(self, stream_id: int) -> bool:
+        """The peer has stopped a stream; whether that is news. It says so again if it must."""
+        if stream_id in self._stopped or stream_id not in self._connection._streams:
+            return False
+        self._stopped.add(stream_id)
+        return True
+
+    def due(self) -> bool:
+        """Whether the peer is to hear of more slots: many, or it has used half of them."""
+        limit = self._connection._local_max_streams_bidi
+        more = limit.value - self._given
+        if more >= _SLOTS or (more and (self._given - limit.used) * 2 <= self._slots):
+            return True
+        return bool(limit.sent != self._given)
+
+    def give(self) -> int:
+        """How many slots are announced more now."""
+        before, self._given = self._given, self._connection._local_max_streams_bidi.value
+        return self._given - before
+
+    def _negotiated(self, protocol: str) -> None:
+        """TLS has chosen a protocol; a server's transport parameters are sent behind this."""
+        connection = self._connection
+        QuicConnection._alpn_handler(connection, protocol)
+        if protocol != BIDI_ALPN:
+            connection.bidi_streams = None
+            return
+        self.agreed = True
+        connection._get_or_create_stream = self._get_or_create
+        if not connection._is_client:
+            self._allow()
+            parameters = connection._serialize_transport_parameters()
+            connection.tls.handshake_extensions = [
+                (ExtensionType.QUIC_TRANSPORT_PARAMETERS, parameters)
+            ]
+
+    def _allow(self) -> None:
+        """Puts them into the transport parameters, which are not sent yet."""
+        connection = self._connection
+        limit, data = connection._local_max_streams_bidi, connection._local_max_data
+        limit.value = limit.sent = self._given = self._slots
+        connection._promised += self._slots * connection._window
+        data.value = data.sent = connection._promised
+
+    def _get_or_create(self, frame_type: int, stream_id: int) -> Any:
+        """As aioquic's; streams that the peer opens so send by ours."""
+        connection = self._connection
+        before = self.opened_by_peer
+        stream = QuicConnection._get_or_create_stream(connection, frame_type, stream_id)
+        count = self.opened_by_peer - before
+        if count:
+            queue = connection._streams_queue
+            for new in queue[-count:]:
+                self._own(new)
+            del queue[-count:]  # as with those that we open
+        return stream
+
+    def _own(self, stream: Any) -> SendBuffer:
+        connection = self._connection
+        sender = SendBuffer(stream.stream_id, connection._totals, connection._wake)
+        stream.sender = sender
+        return sender
 
 
 class _StreamTable(dict[int, Any]):
@@ -396,7 +547,8 @@ class _StreamTable(dict[int, Any]):
 
 def _has_work(stream: Any) -> bool:
     """Whether aioquic's own code has something to do for the stream."""
-    return bool(stream.receiver.stop_pending or stream.sender.reset_pending)
+    receiver = stream.receiver  # a stop of one that has ended would make aioquic forget it early
+    return bool((receiver.stop_pending and not receiver.is_finished) or stream.sender.reset_pending)
 
 
 def capped_congestion_control(name: str, limit: int) -> str:

@@ -59,21 +59,22 @@ async def listen(
     on_carrier: Callable[[Carrier], None],
     *,
     sockets: Sequence[socket.socket] | None = None,
+    bidi: bool = False,
 ) -> QuicListener:
     """Listens at every address of ``address.host``; ``on_carrier`` gets each new connection.
 
     Port 0 takes a free one, the same for all. ``sockets`` are those of ``bind``, which are taken
     over. Raises ConfigError: the name does not resolve, the port is taken, or the certificate is
-    of no use.
+    of no use. ``bidi``: clients that ask for bidirectional streams, by ALPN, have them.
     """
-    configuration = server_configuration(config, tls)
+    configuration = server_configuration(config, tls, bidi=bidi)
     configuration.congestion_control_algorithm = capped_congestion_control(
         config.quic.congestion_control, config.quic.transport_buffer
     )
     if sockets is None:
         (bound,) = await bind(address, 1)
         sockets = bound.sockets
-    return QuicListener(address, config, tls, configuration, on_carrier, sockets)
+    return QuicListener(address, config, tls, configuration, on_carrier, sockets, bidi)
 
 
 class QuicListener:
@@ -87,7 +88,9 @@ class QuicListener:
         configuration: QuicConfiguration,
         on_carrier: Callable[[Carrier], None],
         sockets: Sequence[socket.socket],
+        bidi: bool,
     ) -> None:
+        self._bidi = bidi
         self._address = address
         self._config = config
         self._tls = tls
@@ -183,6 +186,7 @@ class QuicListener:
             initial_window=self._config.flow.initial_window,
             gaps=self._config.quic.gaps,
             discover=size is None,
+            bidi=self._config.limits.channels + 1 if self._bidi else 0,
             original_destination_connection_id=original,
             retry_source_connection_id=retried,
         )

@@ -20,9 +20,11 @@ from aqueduct.carriers.verify import ascii_name
 from aqueduct.config import Config
 from aqueduct.errors import ConfigError
 
-__all__ = ["ALPN", "client_configuration", "server_configuration", "trust_of"]
+__all__ = ["ALPN", "BIDI_ALPN", "client_configuration", "server_configuration", "trust_of"]
 
 ALPN = "aqueduct"
+BIDI_ALPN = "aqueduct-cs"
+"""With bidirectional streams."""
 DATAGRAM_FRAME_SIZE = 65_535  # announced to the peer: as large as packets can be
 
 # AES-128 first: it is the fastest where the processor has AES instructions.
@@ -37,14 +39,16 @@ _CURVES: Final = ("secp256r1", "secp384r1")
 _CHAIN: Final = 15 << 10  # bytes: its 16 KiB for a handshake hold some other messages, too
 
 
-def client_configuration(address: Address, config: Config, tls: ClientTls) -> QuicConfiguration:
+def client_configuration(
+    address: Address, config: Config, tls: ClientTls, *, bidi: bool = False
+) -> QuicConfiguration:
     """The QUIC library's settings for a client. Raises ConfigError."""
     if tls.certificate is not None:
         raise ConfigError(
             "ClientTls.certificate: a client cannot show a certificate over QUIC (aioquic has no "
             "call for it); use aqueduct+tls://, or a token"
         )
-    configuration = _configuration(config, is_client=True)
+    configuration = _configuration(config, BIDI_ALPN if bidi else ALPN, is_client=True)
     configuration.server_name = ascii_name(tls.server_name or address.host)
     configuration.verify_mode = ssl.CERT_NONE
     return configuration
@@ -61,14 +65,17 @@ def trust_of(address: Address, tls: ClientTls) -> Trust | None:
     return Trust(authorities, "server", ascii_name(tls.server_name or address.host))
 
 
-def server_configuration(config: Config, tls: ServerTls) -> QuicConfiguration:
+def server_configuration(
+    config: Config, tls: ServerTls, *, bidi: bool = False
+) -> QuicConfiguration:
     """The QUIC library's settings for a server. Raises ConfigError."""
     if tls.client_ca is not None:
         raise ConfigError(
             "ServerTls.client_ca: a client certificate cannot be demanded over QUIC (aioquic has "
             "no call for it); authorize clients by a token instead, or serve aqueduct+tls://"
         )
-    configuration = _configuration(config, is_client=False)
+    protocols = (ALPN, BIDI_ALPN) if bidi else (ALPN,)
+    configuration = _configuration(config, *protocols, is_client=False)
     chain, key = chain_of(tls)
     if isinstance(key, EllipticCurvePrivateKey) and key.curve.name not in _CURVES:
         raise ConfigError(
@@ -87,10 +94,10 @@ def server_configuration(config: Config, tls: ServerTls) -> QuicConfiguration:
     return configuration
 
 
-def _configuration(config: Config, *, is_client: bool) -> QuicConfiguration:
+def _configuration(config: Config, *protocols: str, is_client: bool) -> QuicConfiguration:
     return QuicConfiguration(
         is_client=is_client,
-        alpn_protocols=[ALPN],
+        alpn_protocols=list(protocols),
         cipher_suites=list(_SUITES),
         idle_timeout=config.timing.idle_timeout,
         max_data=config.flow.initial_window * config.flow.streams,

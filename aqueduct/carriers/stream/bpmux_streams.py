@@ -2,15 +2,21 @@
 
 | carrier | bpmux |
 |---|---|
-| my stream n | my sink, identifier n + 1; the first bytes travel with its opening chunk |
-| the peer's stream n | its sink n + 1, a stream to me |
+| my stream | my sink; the first bytes travel with its opening chunk |
+| the peer's stream | its sink, a stream to me |
+| a bidirectional stream | a duplex; its opener writes to the sink, the other side to the stream |
 | ``credit`` | credit; the first window is granted by who accepts, less the opening payload |
 | end | end without a payload |
 | ``reset`` | end, payload VarU64(code); 9 bytes of credit are kept for it |
 | ``stop`` | end of the stream half, payload VarU64(code); the opener has granted 9 bytes for it |
 | datagram | a message of the top-level: the byte 0, then the datagram |
 | ``extra_streams`` | a message of the top-level: the byte 1, then VarU64, all streams allowed |
+| slots with bidirectional streams | the byte 2, the same, and VarU64, all of these allowed |
 | ``close`` | the end of the top-level, payload VarU64(code) and the reason |
+
+Identifiers count up from 1, of sinks and duplexes together. Each side's first message of the
+top-level says how many streams it allows. A client that wants bidirectional streams begins with the
+byte 2, and so does a listener that allows them; a client that wants none ignores that part.
 
 Opening payloads and messages of the top-level are charged to its credit (BP-R5). The receiver gives
 an opening payload back at once as far as it lies within the window of its stream, the rest as
@@ -26,17 +32,18 @@ from typing import Any, Final, Protocol
 
 from aqueduct._speedups.bpmux.chunks import decode_varu64, encode_varu64
 from aqueduct._speedups.channels.receiver import DirectRead
-from aqueduct.carriers.contract import Buffer, CarrierUser
+from aqueduct.carriers.contract import BIDI, Buffer, CarrierUser
 from aqueduct.config import Config
 from aqueduct.errors import FrameError, LimitExceeded, LocalProtocolError, SequenceError
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.connection import Mux
-from aqueduct.protocol.bpmux.state import SINK_OUT, STREAM_IN, Entity
+from aqueduct.protocol.bpmux.state import SINK_IN, SINK_OUT, STREAM_IN, STREAM_OUT, Entity
 
 __all__ = ["DATAGRAM", "STREAMS", "BpmuxStreams", "StreamsOwner", "close_payload", "read_close"]
 
 DATAGRAM: Final = b"\0"
 STREAMS: Final = b"\1"
+BIDI_STREAMS: Final = b"\2"
 _DATAGRAM_LIMIT: Final = 16_000
 _DATAGRAM_QUEUE: Final = 64  # datagrams; it waits for credit and for the socket
 _CODE_SIZE: Final = 9  # the longest VarU64
@@ -45,6 +52,11 @@ _REASON_LIMIT: Final = 256  # bytes of UTF-8
 _STOPPED_KEPT: Final = 4096
 _MESSAGE_LIMIT: Final = 64 << 10  # bytes of one message of the top-level
 _MEASURE_EVERY: Final = 5.0  # seconds between two measurements of the round trip, at least
+
+
+_READ: Final = (STREAM_IN, STREAM_OUT)
+_WRITTEN: Final = (SINK_OUT, SINK_IN)
+"""Places of what the peer writes, and of what this side does."""
 
 
 class StreamsOwner(Protocol):
@@ -58,9 +70,9 @@ class StreamsOwner(Protocol):
 
 
 class _Incoming:
-    """One stream of the peer's."""
+    """One stream of the peer's, or its direction of a bidirectional one."""
 
-    __slots__ = ("entity", "excess", "limit", "opening", "stopped", "waiting")
+    __slots__ = ("entity", "excess", "inlets", "limit", "opening", "stopped", "waiting")
 
     def __init__(self, entity: Entity, limit: int) -> None:
         self.entity = entity
@@ -70,6 +82,8 @@ class _Incoming:
         """Bytes of its opening payload so far."""
         self.waiting = True
         """Its opening payload is not complete."""
+        self.inlets = entity.number < BIDI
+        """Whether the user is asked for inlets."""
         self.excess = 0
         """Bytes of it above the limit: the top-level gets them back later."""
         self.stopped = 0
@@ -82,13 +96,27 @@ class BpmuxStreams:
     Commands of the carrier queue into the core ``mux``. ``take_events`` reports what it found.
     """
 
-    def __init__(self, owner: StreamsOwner, config: Config, time: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        owner: StreamsOwner,
+        config: Config,
+        time: Callable[[], float],
+        *,
+        is_client: bool,
+        bidi: bool,
+    ) -> None:
+        """``bidi``: with bidirectional streams; of a server: if the client wants them."""
         flow = config.flow
         self._owner = owner
         self._time = time
         self._window = flow.initial_window
         self._slots = flow.streams
         self._top_credit = config.byte_stream.top_credit
+        self._client = is_client
+        most = max(config.bpmux.entities - flow.streams, 1)
+        self._bidi_slots = min(config.limits.channels + 1, most) if bidi else 0
+        self.bidi = False
+        """Whether both sides have bidirectional streams."""
         self.mux = Mux(replace(config.bpmux, opening=min(config.bpmux.opening, self._window)))
         self.mux.top_sink.keep = _RESERVE
         self._turns = self.mux.turns
@@ -125,12 +153,19 @@ class BpmuxStreams:
         self._senders: dict[int, Entity] = {}
         self._stopped: dict[int, None] = {}
         """Of mine, by the peer: writes that cross it are dropped."""
+        self._bidi_opened = 0
+        self._bidi_allowed = 0
         # The peer's.
         self._incoming: dict[int, _Incoming] = {}
         self._peer_opened = 0
         self._peer_ended = 0
         self._announced = 0
         self._extra = 0
+        self._bidi_peer_opened = 0
+        self._bidi_peer_ended = 0
+        self._bidi_announced = 0
+        self._half_over: set[int] = set()
+        """Bidirectional streams with one direction that has ended."""
         self._give_back = 0
         """Of the top-level's credit, consumed and not granted again."""
         self._message = bytearray()
@@ -156,6 +191,15 @@ class BpmuxStreams:
         return min(wanted, room)
 
     @property
+    def bidi_openable(self) -> int:
+        """How many more bidirectional streams may be opened now."""
+        if self.over or not self.bidi:
+            return 0
+        mux = self.mux
+        room = min(mux.room_for_sinks, mux.settings.entities - mux.count(STREAM_OUT))
+        return max(min(self._bidi_allowed - self._bidi_opened, room), 0)
+
+    @property
     def datagram_limit(self) -> int:
         """The largest payload of ``send_datagram``, bytes."""
         return _DATAGRAM_LIMIT
@@ -171,14 +215,17 @@ class BpmuxStreams:
             return
         entity = self._senders.get(stream)
         if entity is None:
-            if self._may_open(stream):
-                self._senders[stream] = self.mux.open_sink(
+            if stream >= BIDI:
+                self._open_bidi(stream, buffers, fin)
+            elif self._may_open(stream):
+                entity = self._senders[stream] = self.mux.open_sink(
                     buffers or None,
                     credit=_CODE_SIZE,
                     keep=_CODE_SIZE,
-                    identifier=stream + 1,
+                    identifier=stream + self._bidi_opened + 1,
                     ended=fin,
                 )
+                entity.number = stream
                 self._opened += 1
             return
         if entity.ending:
@@ -192,7 +239,7 @@ class BpmuxStreams:
         """Gives up my stream."""
         if self.over or self.closing:
             return
-        if stream >= self._opened:
+        if not (0 <= stream < self._opened or self._has_bidi(stream)):
             raise LocalProtocolError(f"stream {stream} was never opened")
         self._stopped.pop(stream, None)
         entity = self._senders.pop(stream, None)
@@ -202,14 +249,14 @@ class BpmuxStreams:
 
     def stop(self, stream: int, code: int) -> None:
         """Asks the peer to send no more on its stream."""
-        state = self._opened_by_peer(stream)
+        state = self._reading(stream)
         if state is not None and not state.entity.ending:
             state.stopped = code
             self.mux.end(state.entity, encode_varu64(code))
 
     def credit(self, stream: int, limit: int) -> None:
         """Lets the peer send on its stream up to ``limit`` bytes in all."""
-        state = self._incoming.get(stream) or self._opened_by_peer(stream)
+        state = self._incoming.get(stream) or self._reading(stream)
         if state is None or limit <= state.limit or self.closing:
             return
         more = limit - state.limit
@@ -260,7 +307,11 @@ class BpmuxStreams:
         if limit > self._announced and 2 * (self._announced - self._peer_opened) < self._slots:
             # Half of them are left at least: a few at a time would cost a message each.
             self._announced = limit
-            mux.message(STREAMS + encode_varu64(limit), urgent=True)
+            self._announce()
+        limit = self._bidi_slots + self._bidi_peer_ended
+        left = self._bidi_announced - self._bidi_peer_opened
+        if limit > self._bidi_announced and 2 * left < self._bidi_slots:
+            self._announce()
         queue, top = self._datagrams, mux.top_sink
         if queue and not top.items:
             size = 0
@@ -280,6 +331,14 @@ class BpmuxStreams:
             return True
         return any(entity.items or not entity.opened for entity in self._senders.values())
 
+    def _announce(self) -> None:
+        """Says how many streams the peer may open in all."""
+        message = STREAMS + encode_varu64(self._announced)
+        if self._bidi_slots:
+            self._bidi_announced = self._bidi_slots + self._bidi_peer_ended
+            message = BIDI_STREAMS + message[1:] + encode_varu64(self._bidi_announced)
+        self.mux.message(message, urgent=True)
+
     def _may_open(self, stream: int) -> bool:
         if stream < self._opened:
             if stream in self._stopped:
@@ -291,10 +350,48 @@ class BpmuxStreams:
             raise LocalProtocolError(f"stream {stream}: the peer allows no more streams now")
         return True
 
-    def _opened_by_peer(self, stream: int) -> _Incoming | None:
+    def _open_bidi(self, stream: int, buffers: Sequence[Buffer], fin: bool) -> None:
+        """Opens a bidirectional stream, unless it was stopped. Raises LocalProtocolError."""
+        if not self.bidi:
+            raise LocalProtocolError(f"stream {stream}: there are no bidirectional streams here")
+        following = BIDI | self._bidi_opened << 1
+        if self._has_bidi(stream):
+            if stream in self._stopped:
+                return
+            raise LocalProtocolError(f"stream {stream} ended; nothing can be written to it")
+        if stream & 1:
+            raise LocalProtocolError(f"the peer never opened its stream {stream}")
+        if stream > following:
+            raise LocalProtocolError(f"stream {stream}: the next one to open is {following}")
+        if not self.bidi_openable:
+            raise LocalProtocolError(f"stream {stream}: the peer allows no more streams now")
+        mux = self.mux
+        identifier = self._opened + self._bidi_opened + 1
+        sink, reader = mux.open_duplex(
+            None, credit=self._window + _CODE_SIZE, identifier=identifier
+        )
+        sink.number = reader.number = stream
+        sink.keep = _CODE_SIZE
+        state = reader.user = _Incoming(reader, self._window)
+        state.waiting = False
+        self._senders[stream] = sink
+        self._incoming[stream] = state
+        self._bidi_opened += 1
+        mux.consumed(sink, _CODE_SIZE)  # for a stop
+        if buffers:
+            mux.write(sink, buffers)
+        if fin:
+            mux.end(sink)
+
+    def _has_bidi(self, stream: int) -> bool:
+        """Whether this is a bidirectional stream that was opened."""
+        opened = self._bidi_peer_opened if stream & 1 else self._bidi_opened
+        return stream >= BIDI and (stream ^ BIDI) >> 1 < opened
+
+    def _reading(self, stream: int) -> _Incoming | None:
         if self.over or self.closing:
             return None
-        if not 0 <= stream < self._peer_opened:
+        if not (0 <= stream < self._peer_opened or self._has_bidi(stream)):
             raise LocalProtocolError(f"the peer never opened its stream {stream}")
         return self._incoming.get(stream)
 
@@ -308,7 +405,7 @@ class BpmuxStreams:
         for entity, size in written:
             if entity.identifier:
                 self.sent += size
-                if user.written(entity.identifier - 1, size):
+                if user.written(entity.number, size):
                     self.reported = True
         if self.room_grew and emptied:
             self.room_grew = False
@@ -369,15 +466,27 @@ class BpmuxStreams:
             data = bytes(self._message)
             self._message.clear()
             self._give_back += len(data)
-            if data[:1] != STREAMS or not self._allow(data):
+            if data[:1] not in (STREAMS, BIDI_STREAMS) or not self._allow(data):
                 raise FrameError("its first message does not say how many streams it allows")
+            self._agree(data[:1] == BIDI_STREAMS)
+
+    def _agree(self, bidi: bool) -> None:
+        """Both sides have bidirectional streams, or none. ``bidi``: the peer begins with them."""
+        wanted = self._bidi_slots > 0
+        if bidi and not wanted and not self._client:
+            raise SequenceError("it asks for bidirectional streams, which this listener lacks")
+        if wanted and not bidi and self._client:
+            raise SequenceError("it has no bidirectional streams, which this client asks for")
+        self.bidi = bidi and wanted
+        if not self.bidi:
+            self._bidi_slots = self._bidi_announced = self._bidi_allowed = 0
 
     def inlet_of(self, entity: Entity) -> DirectRead | None:
         """Where the next bytes of a stream of the peer's go; None: they are reported."""
         state = entity.user
-        if self.over or state is None or state.waiting or self.user is None:
+        if self.over or state is None or state.waiting or not state.inlets or self.user is None:
             return None  # of an opening payload the bytes are counted elsewhere
-        return self.user.inlet(entity.identifier - 1)
+        return self.user.inlet(entity.number)
 
     def inlet_closed(self, entity: Entity, size: int, idle: bool) -> None:
         """``size`` bytes came by the inlet; ``idle``: the user need not look at them yet."""
@@ -386,14 +495,14 @@ class BpmuxStreams:
         self.received += size
         if not idle:  # most of a large message comes without a report
             self.reported = True
-            self.user.inlet_done(entity.identifier - 1)
+            self.user.inlet_done(entity.number)
 
     def _dispatch(self, found: list[events.Event]) -> None:
         """Reports events of the core. Raises RemoteProtocolError for what breaks the mapping."""
         user = self.user
         assert user is not None
         top = self.mux.top_stream
-        joined: Entity | None = None
+        joined: _Incoming | None = None
         for place, event in enumerate(found, 1):
             if self.over:
                 return
@@ -415,24 +524,30 @@ class BpmuxStreams:
                     # The last bytes and the end are one report, as everywhere: or the user would
                     # stop a stream of which nothing more comes.
                     if last:
-                        joined = entity
-                    user.stream_data(entity.identifier - 1, data, joined is entity)
+                        joined = state
+                    user.stream_data(entity.number, data, last)
             elif kind == events.CREDIT:
                 pass  # the core sends what may leave now
             elif kind == events.OPENED:
                 self._peer_opens(event[1])
             elif kind == events.ENDED:
                 self.reported = True
-                self._peer_ends(event[1], event[2], user, told=event[1] is joined)
+                entity = event[1]
+                told = joined is not None and entity.user is joined
+                if event[3] is top and entity is not top:
+                    self._give_back += event[4]  # it came with the opening chunk
+                self._peer_ends(entity, event[2], user, told=told)
             elif kind == events.ACKNOWLEDGED:
                 entity = event[1]
-                if entity.place == STREAM_IN:
-                    state = self._incoming.pop(entity.identifier - 1)
+                if entity.place in _READ:
+                    state = self._incoming.pop(entity.number)
                     self._forget(state)
                     self.reported = True
-                    user.stream_reset(entity.identifier - 1, state.stopped)
+                    user.stream_reset(entity.number, state.stopped)
                 else:
-                    self._senders.pop(entity.identifier - 1, None)
+                    self._senders.pop(entity.number, None)
+                    if entity.number >= BIDI:
+                        self._half_ended(entity.number)
                     if self._short:  # the core has room for another stream
                         self.reported = True
                         user.openable_changed()
@@ -459,7 +574,7 @@ class BpmuxStreams:
             self.received += len(data) - 1
             self.reported = True
             user.datagram_received(bytes(data[1:]))
-        elif kind == STREAMS:
+        elif kind == (BIDI_STREAMS if self.bidi else STREAMS):
             if self._allow(data):
                 self.reported = True
                 user.openable_changed()
@@ -468,30 +583,53 @@ class BpmuxStreams:
 
     def _allow(self, data: Any) -> bool:
         """The message that lets this side open more streams; whether there are more now."""
+        bidi = self._bidi_allowed
         try:
             limit, end = decode_varu64(data, 1)
+            if data[:1] == BIDI_STREAMS:
+                bidi, end = decode_varu64(data, end)
         except FrameError as error:
             raise FrameError(f"the number of streams allowed: {error}") from error
         if end != len(data):
             raise FrameError("bytes after the number of streams allowed")
-        if limit <= self._allowed:
+        if limit <= self._allowed and bidi <= self._bidi_allowed:
             return False
-        self._allowed = limit
+        self._allowed = max(limit, self._allowed)
+        self._bidi_allowed = max(bidi, self._bidi_allowed)
         return True
 
     def _peer_opens(self, entity: Entity) -> None:
-        if entity.place != STREAM_IN or entity.identifier != self._peer_opened + 1:
-            raise SequenceError(
-                f"the peer opens {entity!r}; its next stream is sink {self._peer_opened + 1}"
-            )
-        if self._peer_opened >= self._announced:
+        number, following = self._peer_opened, self._peer_opened + self._bidi_peer_opened + 1
+        if self.bidi and entity.place == SINK_IN and entity.identifier == following:
+            self._peer_opens_bidi(entity)
+            return
+        if entity.place != STREAM_IN or entity.identifier != following:
+            raise SequenceError(f"the peer opens {entity!r}; its next stream is sink {following}")
+        if number >= self._announced:
             raise LimitExceeded(
-                f"the peer opens stream {self._peer_opened}; {self._announced} are allowed so far"
+                f"the peer opens stream {number}; {self._announced} are allowed so far"
             )
-        state = entity.user = _Incoming(entity, self._window)
-        self._incoming[self._peer_opened] = state
+        entity.number = number
+        self._incoming[number] = entity.user = _Incoming(entity, self._window)
         self._peer_opened += 1
         self.dirty = True
+
+    def _peer_opens_bidi(self, entity: Entity) -> None:
+        count, reader = self._bidi_peer_opened, entity.twin
+        if reader is None:
+            raise SequenceError(f"the peer opens {entity!r}, which is no duplex")
+        if count >= self._bidi_announced:
+            raise LimitExceeded(
+                f"the peer opens bidirectional stream {count}; {self._bidi_announced} are allowed "
+                "so far (Limits.channels)"
+            )
+        number = entity.number = reader.number = BIDI | count << 1 | 1
+        self._incoming[number] = entity.user = reader.user = _Incoming(reader, self._window)
+        self._senders[number] = entity
+        self._bidi_peer_opened += 1
+        self.dirty = True
+        entity.keep = _CODE_SIZE
+        self.mux.consumed(entity, _CODE_SIZE)  # for a stop
 
     def _opening_complete(self, state: _Incoming) -> None:
         """Grants the window, less what has come already, and what an end needs."""
@@ -503,17 +641,19 @@ class BpmuxStreams:
         self.mux.consumed(state.entity, max(limit - size, 0) + _CODE_SIZE)
 
     def _peer_ends(self, entity: Entity, data: bytes, user: CarrierUser, *, told: bool) -> None:
-        stream = entity.identifier - 1
+        stream = entity.number
         if entity is self.mux.top_stream:
             self._owner.closed_by_peer(data)
-        elif entity.place == STREAM_IN:
+        elif entity.place in _READ:
             state = self._incoming.pop(stream)
             self._forget(state)
             if data:
                 user.stream_reset(stream, _code(data, f"the reset of stream {stream}"))
             elif not told:
                 user.stream_data(stream, b"", True)
-        elif entity.place == SINK_OUT and entity is not self.mux.top_sink:
+        elif entity.place in _WRITTEN and entity is not self.mux.top_sink:
+            if stream >= BIDI:
+                self._half_ended(stream)
             if self._senders.pop(stream, None) is None:
                 return
             if not entity.end_out:  # more may be written to it until the user knows
@@ -525,9 +665,22 @@ class BpmuxStreams:
 
     def _forget(self, state: _Incoming) -> None:
         """The slot of a stream that ended, and what its opening payload still holds."""
-        self._peer_ended += 1
+        number = state.entity.number
+        if number < BIDI:
+            self._peer_ended += 1
+        else:
+            self._half_ended(number)
         self.dirty = True
         self._give_back += state.opening if state.waiting else state.excess
+
+    def _half_ended(self, stream: int) -> None:
+        """A direction of a bidirectional stream is over; with both, the peer's slot returns."""
+        if stream in self._half_over:
+            self._half_over.remove(stream)
+            self._bidi_peer_ended += 1
+            self.dirty = True
+        elif stream & 1:
+            self._half_over.add(stream)
 
     # the round trip
 
@@ -583,6 +736,7 @@ class BpmuxStreams:
             "openable": self.openable,
             "peer_opened": self._peer_opened,
             "peer_open": len(self._incoming),
+            "bidi_openable": self.bidi_openable,
             "top_credit": self.mux.top_sink.credit_out,
         }
 
@@ -605,7 +759,8 @@ def _is_last(entity: Entity, found: list[events.Event], place: int) -> bool:
     """Whether the next event, but for credit, is the end of this stream of the peer's."""
     for event in found[place : place + 2]:
         if event[0] == events.ENDED:
-            return event[1] is entity and entity.place == STREAM_IN and not event[2]
+            ended = event[1]
+            return ended.user is entity.user and ended.place in _READ and not event[2]
         if event[0] != events.CREDIT:
             break
     return False

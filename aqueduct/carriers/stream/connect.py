@@ -38,13 +38,16 @@ _FULL_PAUSE: Final = 0.01  # seconds between two looks at a Unix socket with a f
 _Target = tuple[int, SocketAddress]  # family and where
 
 
-async def connect(address: Address, config: Config, tls: ClientTls | None = None) -> StreamCarrier:
+async def connect(
+    address: Address, config: Config, tls: ClientTls | None = None, *, bidi: bool = False
+) -> StreamCarrier:
     """Connects to ``address``; returns when the peer has said that it speaks the same protocol.
 
     The addresses of a name are tried side by side, each begun ``ByteStream.attempt_delay`` after
     the
     one before it or when that failed, all within ``Timing.connect_timeout``. Raises ConnectFailed,
-    which says for each what went wrong, and ConfigError for settings that cannot work.
+    which says for each what went wrong, and ConfigError for settings that cannot work. ``bidi``:
+    with bidirectional streams, which the listener has to allow.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + config.timing.connect_timeout
@@ -84,6 +87,7 @@ async def connect(address: Address, config: Config, tls: ClientTls | None = None
             server_name=None if wanted is None else wanted.server_name or address.host,
             tls=opened,
             agreement=agreement,
+            bidi=bidi,
         )
     except BaseException as error:
         sock.close()

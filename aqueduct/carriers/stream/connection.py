@@ -126,6 +126,7 @@ class StreamCarrier:
         server_name: str | None,
         tls: Tls | None = None,
         agreement: LinkAgreement | None = None,
+        bidi: bool = False,
     ) -> None:
         """With ``tls``, or with an ``agreement`` about a link, these handshakes are over."""
         unix = self._unix = sock.family == socket.AF_UNIX
@@ -148,7 +149,8 @@ class StreamCarrier:
         self._tls = tls
         self._server_name = server_name or ""
         self._ahead = scratch("plain")[: config.byte_stream.read_ahead]
-        self.streams = BpmuxStreams(self, config, self._time)
+        self.streams = BpmuxStreams(self, config, self._time, is_client=is_client, bidi=bidi)
+        self.bidi = False
         self.link: CarrierLink | None = None
         """What goes on if the connection breaks; None: the connection is lost then."""
         self._records: Records | None = None if tls is None else tls.records
@@ -169,6 +171,7 @@ class StreamCarrier:
         self._told = False
         # What the contract promises, and others do.
         streams = self.streams
+        self.datagram_limit = streams.datagram_limit
         self.write = streams.write
         self.reset = streams.reset
         self.stop = streams.stop
@@ -216,9 +219,9 @@ class StreamCarrier:
         return self.streams.openable
 
     @property
-    def datagram_limit(self) -> int:
-        """The largest payload of ``send_datagram``, bytes."""
-        return self.streams.datagram_limit
+    def bidi_openable(self) -> int:
+        """How many more bidirectional streams may be opened now."""
+        return self.streams.bidi_openable
 
     @property
     def datagram_room(self) -> int:
@@ -267,6 +270,8 @@ class StreamCarrier:
         if streams.over or streams.closing:
             return
         streams.collect()
+        if linger > 0:
+            self.flush()  # nothing else may come that lets it leave
         streams.closing = True
         self._close = (code, reason)
         if linger > 0:
@@ -389,6 +394,7 @@ class StreamCarrier:
     def established(self) -> None:
         """Both sides know that they speak the same protocol."""
         self.transport.pause()
+        self.bidi = self.streams.bidi
         self._host.established(self)
 
     def closed_by_peer(self, last: bytes) -> None:

@@ -60,13 +60,15 @@ async def listen(
     *,
     sockets: Sequence[socket.socket] | None = None,
     siblings: Siblings | None = None,
+    bidi: bool = False,
 ) -> StreamListener:
     """Listens at every address of ``address.host``, or at its path.
 
     ``on_carrier`` gets each new connection. ``tls`` is for ``aqueduct+tls://`` alone. ``sockets``
     listen already, perhaps for other processes too, and are taken over. With ``siblings`` these
     are asked for links that are theirs. Raises ConfigError: the name does not resolve, the port or
-    the path is taken, the certificate is missing or of no use.
+    the path is taken, the certificate is missing or of no use. ``bidi``: clients that ask for
+    bidirectional streams have them.
     """
     context: Context | None = None
     if address.scheme == "aqueduct+tls":
@@ -84,7 +86,7 @@ async def listen(
         if address.scheme == UNIX:
             file = SocketFile(address.path)
     return StreamListener(
-        address, config, tls, context, on_carrier, sockets, file, shared, siblings
+        address, config, tls, context, on_carrier, sockets, file, shared, siblings, bidi
     )
 
 
@@ -102,6 +104,7 @@ class StreamListener:
         file: SocketFile | None,
         shared: bool,
         siblings: Siblings | None = None,
+        bidi: bool = False,
     ) -> None:
         if address.scheme != UNIX:
             address = address.with_port(sockets[0].getsockname()[1])
@@ -113,6 +116,7 @@ class StreamListener:
         self._sockets = list(sockets)
         self._file = file
         self._shared = shared
+        self._bidi = bidi
         self._waits = False
         self._loop = asyncio.get_running_loop()
         self._carriers: set[StreamCarrier] = set()
@@ -482,6 +486,7 @@ class StreamListener:
                 is_client=False,
                 context=self._context,
                 server_name=None,
+                bidi=self._bidi,
             )
         except OSError:
             sock.close()  # it has gone before it was looked at

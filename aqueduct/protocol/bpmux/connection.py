@@ -293,7 +293,7 @@ class Mux:
 
     def open_duplex(
         self,
-        payload: Buffer | Iterable[Buffer] = b"",
+        payload: Buffer | Iterable[Buffer] | None = b"",
         *,
         credit: int = 0,
         total: int = 0,
@@ -301,12 +301,15 @@ class Mux:
     ) -> tuple[Entity, Entity]:
         """Opens both at once: (sink to write to, stream to read from), each with its own end.
 
-        ``credit`` is for what the peer writes (BP-R9).
+        ``credit`` is for what the peer writes (BP-R9). With None the opening chunk carries bytes of
+        a run that is written to the sink before the chunk is taken, as with ``open_sink``.
         """
         if identifier is None:
             identifier = self._identifier(STREAM_OUT, SINK_OUT)
         self._require_room(SINK_OUT, identifier)
         stream = self._open(STREAM_OUT, DUPLEX, identifier, payload, credit, True, total)
+        if payload is None:
+            stream.add(Item())
         sink = self._state.add(SINK_OUT, identifier)
         sink.opened = False
         sink.twin, stream.twin = stream, sink

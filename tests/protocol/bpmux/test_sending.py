@@ -350,6 +350,54 @@ def test_identifiers_skip_those_in_use() -> None:
 
 
 @pytest.mark.requirement("BP-R9")
+@pytest.mark.requirement("BP-R5")
+def test_the_opening_of_a_duplex_carries_a_run_of_its_sink() -> None:
+    lone = Lone(Settings(opening=4))
+    lone.receive("a80007")
+    sink, stream = lone.mux.open_duplex(None, credit=9)
+    lone.mux.write(sink, b"abc")
+    lone.mux.write(sink, b"def")
+    lone.mux.end(sink)
+    assert lone.answer() == "d80104" + b"abcd".hex() + "09"
+    assert lone.mux.top_sink.credit_out == 3
+    assert (sink.queued, stream.queued) == (2, 0)
+    lone.receive("a80101")
+    assert lone.answer() == "500101" + b"e".hex()
+    lone.receive("a80101")
+    assert lone.answer() == "520101" + b"f".hex() + "00", "and the end behind it"
+
+
+def test_a_run_of_a_duplex_can_be_dropped_before_its_opening() -> None:
+    lone = Lone()
+    lone.receive("a80007")
+    sink, stream = lone.mux.open_duplex(None, credit=9)
+    lone.mux.write(sink, b"abc")
+    lone.mux.end(sink, b"x", drop=True)
+    lone.mux.end(stream, b"y")
+    assert lone.answer() == "da01000901" + b"y".hex()
+    lone.receive("a80101")
+    assert lone.answer() == "420101" + b"x".hex()
+
+
+@pytest.mark.parametrize("payload", [b"", b"abc"])
+def test_an_opening_payload_of_a_duplex_takes_no_run_with_it(payload: bytes) -> None:
+    lone = Lone()
+    lone.receive("a80007")
+    sink, _ = lone.mux.open_duplex(payload)
+    lone.mux.write(sink, b"def")
+    assert lone.answer() == f"d0010{len(payload)}" + payload.hex()
+    assert sink.queued == 3
+
+
+def test_an_opening_of_a_duplex_waits_for_no_run() -> None:
+    lone = Lone()
+    lone.receive("a80007")
+    sink, stream = lone.mux.open_duplex(None)
+    lone.mux.end(sink)
+    assert lone.answer() == "d00100" + "420100"
+    assert stream.queued == 0
+
+
 def test_the_sink_half_of_a_duplex_waits_for_its_opening() -> None:
     lone = Lone()
     sink, _ = lone.mux.open_duplex(b"abc", credit=5)
