@@ -23,7 +23,8 @@ that breaks is made again, and its calls go on, if that succeeds within so long.
 is the same for 60 s, and a peer that cannot do it is an error; ``resume=require,5min`` has both.
 
 Of those with ``aqueduct`` and ``memory``: ``compression=lz4`` or ``zstd``, which clients ask for in
-their calls.
+their calls; ``dialect=control-streams``: a client speaks the control-stream draft of the protocol,
+and a listener also serves clients that do.
 
 What is no plain letter in a name, a path or an option is written as in any URL: ``%20``.
 """
@@ -51,13 +52,16 @@ REACTIVE: Final = "reactivesocket+"
 """How the schemes of ReactiveSocket begin."""
 _COMPRESSION: Final = frozenset({"compression"})
 _TLS: Final = frozenset({"verify", "fingerprint", "ca", "server_name"})
-_CERTIFICATE: Final = _COMPRESSION | _TLS
+_CHANNELS: Final = _COMPRESSION | {"dialect"}
+_CERTIFICATE: Final = _CHANNELS | _TLS
+DIALECT: Final = "control-streams"
+"""The dialect of the protocol that an address may name beside Aqueduct itself."""
 _OPTIONS: Final = {
     "aqueduct": _CERTIFICATE | {"datagram_size"},
     "aqueduct+tls": _CERTIFICATE | {"resume"},
-    "aqueduct+tcp": _COMPRESSION | {"resume"},
-    UNIX: _COMPRESSION | {"mode"},
-    "memory": _COMPRESSION,
+    "aqueduct+tcp": _CHANNELS | {"resume"},
+    UNIX: _CHANNELS | {"mode"},
+    "memory": _CHANNELS,
     f"{REACTIVE}tcp": frozenset(),
     f"{REACTIVE}tls": _TLS,
     f"{REACTIVE}unix": frozenset({"mode"}),
@@ -183,6 +187,11 @@ class Address:
         text = self.options.get("resume")
         return None if text is None else _resumption(text)
 
+    @property
+    def control_streams(self) -> bool:
+        """Whether the control-stream draft is spoken there, as ``dialect`` says."""
+        return self.options.get("dialect") == DIALECT
+
     def with_port(self, port: int) -> Address:
         """The same address with another port (a listener on port 0 learns its own)."""
         return Address(self.scheme, self.host, port, self.options, self.path)
@@ -242,6 +251,15 @@ def _check_options(text: str, options: dict[str, str]) -> None:
                 f"{text!r}: resume is {options['resume']!r}; it must be a duration such as 60s, "
                 "'require', or both as in 'require,60s'"
             ) from None
+    if options.get("dialect", DIALECT) != DIALECT:
+        raise ConfigError(
+            f"{text!r}: dialect is {options['dialect']!r}; it must be {DIALECT}, or be left out"
+        )
+    if "dialect" in options and "resume" in options:
+        raise ConfigError(
+            f"{text!r}: a connection of dialect={DIALECT} is not resumed; leave out one of resume "
+            "and dialect"
+        )
     if "mode" in options and not _MODE.match(options["mode"]):
         raise ConfigError(
             f"{text!r}: mode is {options['mode']!r}; it must be three octal digits, such as 0600 "

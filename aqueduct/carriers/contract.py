@@ -31,11 +31,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct.address import Address
 from aqueduct.errors import ConnectionLost
+from aqueduct.protocol.common.effects import BIDI
 
 __all__ = [
     "BIDI",
@@ -51,9 +52,6 @@ __all__ = [
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Anything with the buffer protocol, one dimension of bytes, contiguous."""
-
-BIDI: Final = 1 << 61
-"""The first number of a bidirectional stream; unidirectional streams have smaller ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from aqueduct.errors import ConnectionLost, LocalProtocolError, Refused
 from aqueduct.escaping import logger_of, shown
 from aqueduct.forks import own
 from aqueduct.protocol.channels.connection import ChannelConnection
+from aqueduct.protocol.common.connection import ConnectionCore
 from aqueduct.protocol.common.events import (
     Closed,
     Event,
@@ -47,6 +48,7 @@ from aqueduct.protocol.common.receiver import Received, ReceiverHalf
 from aqueduct.protocol.common.registry import Attach, Half
 from aqueduct.protocol.common.sender import SenderHalf
 from aqueduct.protocol.common.state import SenderState
+from aqueduct.protocol.control_streams.connection import ControlConnection
 
 __all__ = ["Connection"]
 
@@ -84,7 +86,8 @@ class Connection(AsyncClosing):
         self.carrier = carrier
         self._process = accounts.process()
         self._process.opened()
-        self.core = ChannelConnection(
+        core = ControlConnection if carrier.bidi else ChannelConnection
+        self.core: ConnectionCore = core(
             is_client=carrier.is_client,
             config=config,
             headers=headers,

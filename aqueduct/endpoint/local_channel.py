@@ -24,7 +24,7 @@ from aqueduct.errors import (
     ReceiverClosed,
     SendQueueFull,
 )
-from aqueduct.protocol.channels.connection import ChannelConnection
+from aqueduct.protocol.common.connection import ConnectionCore
 from aqueduct.protocol.common.events import Headers
 from aqueduct.protocol.common.registry import Attach, Half
 from aqueduct.protocol.common.sender import Mode, SenderHalf
@@ -48,7 +48,7 @@ __all__ = [
 class ChannelHost(Protocol):
     """The connection, as its handles know it."""
 
-    core: ChannelConnection
+    core: ConnectionCore
     pump: Pump
     loop: asyncio.AbstractEventLoop
     home: object

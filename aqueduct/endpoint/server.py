@@ -56,13 +56,13 @@ async def connect(
     deadline = loop.time() + config.timing.connect_timeout
     carrier: Carrier
     if target.scheme == "memory":
-        carrier = await memory.connect(target, config)
+        carrier = await memory.connect(target, config, bidi=target.control_streams)
     elif target.scheme == "aqueduct":
         from aqueduct.carriers import quic  # a tenth of a second that others need not wait
 
-        carrier = await quic.connect(target, config, tls)
+        carrier = await quic.connect(target, config, tls, bidi=target.control_streams)
     else:
-        carrier = await stream.connect(target, config, tls)
+        carrier = await stream.connect(target, config, tls, bidi=target.control_streams)
     connection = Connection(carrier, config, headers=headers)
     try:
         async with asyncio.timeout_at(deadline):
@@ -294,12 +294,13 @@ async def serve(
             _refuse_reactive(address)
             sockets = None if bound is None else bound.sockets
             siblings = None if bound is None else bound.siblings
+            bidi = address.control_streams
             listener: Listener
             if address.scheme == "memory":
-                listener = await memory.listen(address, config, accept)
+                listener = await memory.listen(address, config, accept, bidi=bidi)
             elif address.scheme != "aqueduct":
                 listener = await stream.listen(
-                    address, config, tls, accept, sockets=sockets, siblings=siblings
+                    address, config, tls, accept, sockets=sockets, siblings=siblings, bidi=bidi
                 )
             elif tls is None:
                 raise ConfigError(
@@ -309,7 +310,9 @@ async def serve(
             else:
                 from aqueduct.carriers import quic
 
-                listener = await quic.listen(address, config, tls, accept, sockets=sockets)
+                listener = await quic.listen(
+                    address, config, tls, accept, sockets=sockets, bidi=bidi
+                )
             server._listeners.append(listener)
     except BaseException:
         await server.close()

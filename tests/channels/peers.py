@@ -48,6 +48,11 @@ class Carrier:
     reads more, once what is urgent has come, before the application is told."""
 
     @property
+    def draft(self) -> bool:
+        """Whether the peers speak the control-stream draft."""
+        return DRAFT in self.listen
+
+    @property
     def loses(self) -> bool:
         """Whether datagrams are lost on the way."""
         return self.network is not None and self.network.get("drop", 0.0) > 0
@@ -68,6 +73,15 @@ CARRIERS: dict[str, Carrier] = {
         f"aqueduct+unix://{tempfile.gettempdir()}/aqueduct-suite-{os.getpid()}", late_turns=1
     ),
 }
+DRAFT = "dialect=control-streams"
+CARRIERS |= {
+    f"draft-{name}": replace(
+        carrier, listen=carrier.listen + ("&" if "?" in carrier.listen else "?") + DRAFT
+    )
+    for name, carrier in CARRIERS.items()
+    if name not in ("tls", "unix")
+}
+"""The suite runs on the control-stream draft as well, where the two dialects agree."""
 
 
 @dataclass

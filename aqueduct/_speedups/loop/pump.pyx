@@ -67,6 +67,8 @@ cdef class Pump:
         self.last_input = now
         self.core.start(now, self.carrier.datagram_limit)
         self.core.openable_changed(self.carrier.openable, now)
+        if self.carrier.bidi:
+            self.core.bidi_openable_changed(self.carrier.bidi_openable, now)
         self.core.datagram_room_changed(self.carrier.datagram_room, now)
 
     def stream_data(self, stream, data, fin):
@@ -109,6 +111,10 @@ cdef class Pump:
     def openable_changed(self):
         """See CarrierUser."""
         self._guarded(self.core.openable_changed, self.carrier.openable, self._time())
+        if self.carrier.bidi:
+            self._guarded(
+                self.core.bidi_openable_changed, self.carrier.bidi_openable, self._time()
+            )
 
     def datagram_room_changed(self):
         """See CarrierUser."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from aqueduct._speedups.channels.encoder import VERSION
 from aqueduct._speedups.channels.sender import SendStream
+from aqueduct.protocol.common.effects import BIDI
 from aqueduct.protocol.common.send_streams import SendStreams
 
 __all__ = ["BIDI", "BidiStreams", "is_mine"]
-
-BIDI: Final = 1 << 61
-"""Numbers of bidirectional streams begin here; see the contract of carriers."""
 
 
 def is_mine(number: int) -> bool:

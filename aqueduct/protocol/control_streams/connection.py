@@ -8,8 +8,9 @@ from aqueduct.errors import NoDatagrams
 from aqueduct.protocol.common import effects
 from aqueduct.protocol.common.connection import ConnectionCore
 from aqueduct.protocol.common.context import ConnectionContext
+from aqueduct.protocol.common.effects import BIDI
 from aqueduct.protocol.common.events import Headers
-from aqueduct.protocol.control_streams.bidi_streams import BIDI, BidiStreams
+from aqueduct.protocol.control_streams.bidi_streams import BidiStreams
 from aqueduct.protocol.control_streams.dispatch import ControlDispatcher
 from aqueduct.protocol.control_streams.frame_writer import ControlFrameWriter
 from aqueduct.protocol.control_streams.prelude import ControlPrelude

@@ -19,12 +19,13 @@ from aqueduct.errors import RemoteProtocolError, SequenceError
 from aqueduct.protocol.common import effects
 from aqueduct.protocol.common.arrivals import Arrivals
 from aqueduct.protocol.common.context import ConnectionContext
+from aqueduct.protocol.common.effects import BIDI
 from aqueduct.protocol.common.endings import Endings
 from aqueduct.protocol.common.receiver import ReceiverHalf
 from aqueduct.protocol.common.sender import RESET_LOST, SenderHalf
 from aqueduct.protocol.common.stalls import StallWatch
 from aqueduct.protocol.control_streams import ids
-from aqueduct.protocol.control_streams.bidi_streams import BIDI, BidiStreams, is_mine
+from aqueduct.protocol.control_streams.bidi_streams import BidiStreams, is_mine
 from aqueduct.protocol.control_streams.prelude import ControlPrelude
 from aqueduct.protocol.control_streams.recv_streams import ControlRecvStream, ControlRecvStreams
 from aqueduct.protocol.control_streams.registry import ControlRegistry

@@ -8,8 +8,9 @@ from aqueduct._speedups.channels.encoder import VERSION
 from aqueduct._speedups.control_streams import control_frames as codec
 from aqueduct.errors import SequenceError
 from aqueduct.protocol.common.context import ConnectionContext
+from aqueduct.protocol.common.effects import BIDI
 from aqueduct.protocol.common.events import Headers, HeadersReceived
-from aqueduct.protocol.control_streams.bidi_streams import BIDI, BidiStreams
+from aqueduct.protocol.control_streams.bidi_streams import BidiStreams
 from aqueduct.protocol.control_streams.registry import ControlRegistry
 
 __all__ = ["ControlPrelude"]

@@ -10,11 +10,11 @@ from typing import Any
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.common import effects
+from aqueduct.protocol.common.effects import BIDI
 from aqueduct.protocol.common.events import Closed, Event, Headers, HeadersReceived
 from aqueduct.protocol.common.receiver import Received, ReceiverHalf
 from aqueduct.protocol.common.registry import Attach
 from aqueduct.protocol.common.sender import Mode, SenderHalf
-from aqueduct.protocol.control_streams.bidi_streams import BIDI
 from aqueduct.protocol.control_streams.connection import ControlConnection
 
 __all__ = ["Pair", "Side", "attach"]
@@ -60,9 +60,7 @@ class Side:
     def send(
         self, half: Any, payload: Any = b"", *attachments: Attach, mode: Mode = Mode.ORDERED
     ) -> int:
-        number = self.core.send(
-            half, payload, self.pair.now, attachments=attachments, mode=mode
-        )
+        number = self.core.send(half, payload, self.pair.now, attachments=attachments, mode=mode)
         self.flush()
         return number
 
