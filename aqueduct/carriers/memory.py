@@ -641,7 +641,7 @@ class MemoryListener:
     @property
     def addresses(self) -> Sequence[str]:
         """The one address."""
-        return (f"memory://{self._name}",)
+        return (f"memory://{self._name}" + ("?dialect=control-streams" if self._bidi else ""),)
 
     def close(self) -> None:
         """Accepts no more."""

@@ -21,6 +21,8 @@ from aqueduct.address import Address
 from aqueduct.carriers.quic import dev_certificate
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Headers, Mode
+from aqueduct.protocol.channels.connection import ChannelConnection
+from aqueduct.protocol.control_streams.connection import ControlConnection
 from tests.carriers.relay import Relay
 
 T = TypeVar("T")
@@ -104,6 +106,10 @@ class Peers:
     relay: Relay | None
     kept: list[Any] = field(default_factory=list)
     """Handles that a test does not name, but that must not be dropped."""
+
+    def named(self, *pairs: tuple[bytes, bytes]) -> Headers:
+        """Headers of a message or an attachment, which the draft does not have."""
+        return () if self.carrier.draft else pairs
 
     @property
     def sides(self) -> tuple[Connection, Connection]:
@@ -196,6 +202,7 @@ async def joined(
         relay = Relay(seed=seed, **does)  # type: ignore[arg-type]
         address = address.with_port(await relay.start(address.port))
     client = await connect(address, headers=headers, config=patient)
+    assert isinstance(client.core, ControlConnection if carrier.draft else ChannelConnection)
     peers = Peers(carrier, client, await within(arrived), listener, relay)
     try:
         yield peers

@@ -10,6 +10,7 @@ import pytest
 
 from aqueduct import Mode, Receiver, Sender, channel
 from aqueduct.config import DEFAULT
+from aqueduct.endpoint import Headers
 from aqueduct.errors import (
     Cancelled,
     ChannelError,
@@ -19,15 +20,17 @@ from aqueduct.errors import (
 )
 from tests.channels.peers import Peers, ending, eventually, within
 
-Script: TypeAlias = Callable[[Sender, Receiver, list[Any]], Coroutine[Any, Any, None]]
+Script: TypeAlias = Callable[[Sender, Receiver, list[Any], Headers], Coroutine[Any, Any, None]]
 
 
 # The same code on a pair inside the process and on a networked one
 
 
-async def send_and_finish(sender: Sender, receiver: Receiver, seen: list[Any]) -> None:
+async def send_and_finish(
+    sender: Sender, receiver: Receiver, seen: list[Any], headers: Headers
+) -> None:
     for index in range(5):
-        await sender.send([b"%d" % index, b"!"], headers=((b"k", b"%d" % index),))
+        await sender.send([b"%d" % index, b"!"], headers=headers * index)
     await eventually(lambda: receiver.readable)
     sender.finish()
     seen += await outcomes(sender.finish, lambda: sender.send_nowait(b"late"), sender.cancel)
@@ -38,7 +41,7 @@ async def send_and_finish(sender: Sender, receiver: Receiver, seen: list[Any]) -
     seen.append(await outcome(receiver.receive))
 
 
-async def cancel_it(sender: Sender, receiver: Receiver, seen: list[Any]) -> None:
+async def cancel_it(sender: Sender, receiver: Receiver, seen: list[Any], headers: Headers) -> None:
     await sender.send(b"one")
     seen.append(bytes((await receiver.receive()).payload))
     sender.cancel()
@@ -47,7 +50,7 @@ async def cancel_it(sender: Sender, receiver: Receiver, seen: list[Any]) -> None
     seen.append(await outcome(receiver.receive))
 
 
-async def close_it(sender: Sender, receiver: Receiver, seen: list[Any]) -> None:
+async def close_it(sender: Sender, receiver: Receiver, seen: list[Any], headers: Headers) -> None:
     await sender.send(b"one")
     await receiver.wait_readable()
     receiver.close()
@@ -57,10 +60,12 @@ async def close_it(sender: Sender, receiver: Receiver, seen: list[Any]) -> None:
     )
 
 
-async def carry_channels(sender: Sender, receiver: Receiver, seen: list[Any]) -> None:
+async def carry_channels(
+    sender: Sender, receiver: Receiver, seen: list[Any], headers: Headers
+) -> None:
     deep_sender, deep = channel()
     back, answers = channel(oneshot=True)
-    await sender.send(b"", attachments=[(deep, ((b"h", b"v"),)), back])
+    await sender.send(b"", attachments=[(deep, headers), back])
     message = await receiver.receive()
     theirs, answer = (attachment.handle for attachment in message.attachments)
     seen.append([attachment.headers for attachment in message.attachments])
@@ -98,19 +103,20 @@ async def test_code_cannot_tell_a_local_pair_from_a_networked_one(
 ) -> None:
     local: list[Any] = []
     sender, receiver = channel()
-    await within(script(sender, receiver, local))
+    headers = peers.named((b"h", b"v"))
+    await within(script(sender, receiver, local, headers))
     networked: list[Any] = []
     sender, receiver = channel()
     (theirs,) = await peers.call(receiver if keeps_sender else sender)
     pair: tuple[Any, Any] = (sender, theirs) if keeps_sender else (theirs, receiver)
-    await within(script(*pair, networked))
+    await within(script(*pair, networked, headers))
     assert networked == local and len(local) > 3
 
 
 async def test_room_comes_back_alike(peers: Peers) -> None:
     if peers.carrier.loses:  # the same with less to carry
         sender, receiver = await peers.to_server()
-        await within(send_and_finish(sender, receiver, []))
+        await within(send_and_finish(sender, receiver, [], ()))
         return
     local: list[Any] = []
     sender, receiver = channel()
@@ -145,13 +151,13 @@ async def test_what_was_sent_before_the_pair_was_networked_goes_first(peers: Pee
     await sender.send([b"t", b"wo"])
     inner_sender, inner = channel(oneshot=True)
     await inner_sender.send(b"deep")
-    await sender.send(b"three", attachments=[(inner, ((b"h", b"v"),))])
+    await sender.send(b"three", attachments=[(inner, peers.named((b"h", b"v")))])
     sender.finish()
     (theirs,) = await peers.call(receiver)
     messages = [message async for message in theirs]
     assert [bytes(message.payload) for message in messages] == [b"one", b"two", b"three"]
     (attachment,) = messages[2].attachments
-    assert attachment.headers == ((b"h", b"v"),)
+    assert attachment.headers == peers.named((b"h", b"v"))
     assert isinstance(attachment.handle, Receiver)
     assert bytes((await within(attachment.handle.receive())).payload) == b"deep"
 
