@@ -56,6 +56,7 @@ cdef class SendQueue:
     cdef int _emit(self, SendStream stream, list buffers, bint fin) except -1
     cpdef int _charge(self, SendStream stream, Py_ssize_t size) except -1
     cpdef int _release(self, SendStream stream, Py_ssize_t size) except -1
+    cdef int _end(self, SendStream stream) except -1
     cdef int _retain(self, SenderBase half, Py_ssize_t size) except -1
 
 cdef class SenderBase:

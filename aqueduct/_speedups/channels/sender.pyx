@@ -117,13 +117,19 @@ cdef class SendQueue:
             stream.guard.check(stream, size)
         self._release(stream, size)
         if stream.fin and not stream.queued:
-            del self._open[number]
-            self._remember(stream)
-            stream.speaker = None
-            if half is not None:
-                stream.half = None  # which may keep it, and nothing is paid for any more
-                half.stream_left(stream)
+            self._end(stream)
         return half
+
+    cdef int _end(self, SendStream stream) except -1:
+        """All of a stream has left, with its end."""
+        cdef object half = stream.half
+        del self._open[stream.number]
+        self._remember(stream)
+        stream.speaker = None
+        if half is not None:
+            stream.half = None  # which may keep it, and nothing is paid for any more
+            half.stream_left(stream)
+        return 0
 
     cdef int _remember(self, SendStream stream) except -1:
         """Whose stream has left whole: the peer may stop it until it has read all of it."""
@@ -185,7 +191,10 @@ cdef class SendQueue:
         self._charge(stream, size)
         if self._make_guard is not None:
             self._watch(stream, buffers)
-        return self._emit(stream, buffers, fin)
+        self._emit(stream, buffers, fin)
+        if fin and not stream.queued:
+            self._end(stream)  # nothing of it is reported any more
+        return 0
 
     cpdef int append(self, SendStream stream, list buffers, Py_ssize_t size) except -1:
         """``write`` without ceremony: one more message of ``size`` bytes on a stream."""

@@ -55,7 +55,7 @@ class ChannelRegistry(Registry):
         if ids.creator(channel) == self._shared.side:
             if not self._counters.handed_out(channel):
                 raise SequenceError(f"{ids.describe(channel)} was never created here (AQ-R4)")
-            self.tell_lost(channel, alive=False)  # AQ-40
+            self.tell_lost(channel, None)  # AQ-40
             return None
         if channel in self._destroyed:
             return None  # AQ-46
@@ -82,7 +82,7 @@ class ChannelRegistry(Registry):
         shared.closing.clear()
         shared.close_due.clear()
 
-    def tell_lost(self, channel: int, *, alive: bool) -> None:
+    def tell_lost(self, channel: int, half: Half | None) -> None:
         """FORGET_CHANNEL goes out, now or when it may (AQ-R23, AQ-R24)."""
         self.write_closes()
         if self._forgetting.ask(channel, self._shared.now):

@@ -98,9 +98,7 @@ class Endings:
             channel = channels.pop()
             half = self._registry.known(channel)
             if half is None:
-                self._registry.tell_lost(
-                    channel, alive=False
-                )  # its own half ended before (AQ-R27.6)
+                self._registry.tell_lost(channel, None)  # its own half ended before (AQ-R27.6)
                 continue
             links, dropped = self._registry.lose(half, tell_peer=True)
             self.abandon_streams(half)

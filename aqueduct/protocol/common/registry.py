@@ -75,8 +75,8 @@ class Registry(ABC):
         """Whether this side has the sender half of a channel."""
 
     @abstractmethod
-    def tell_lost(self, channel: int, *, alive: bool) -> None:
-        """The peer is told that a channel is lost; ``alive``: its half here had not ended."""
+    def tell_lost(self, channel: int, half: Half | None) -> None:
+        """The peer is told that a channel is lost; ``half``: here, if it had not ended before."""
 
     @abstractmethod
     def check_headers(self, attachments: Sequence[Attach]) -> None:
@@ -151,12 +151,12 @@ class Registry(ABC):
 
     def lose(self, half: Half, *, tell_peer: bool) -> tuple[list[int], list[Received]]:
         """Lost in transit or forgotten. Returns (channels lost with it, messages dropped)."""
-        alive = self._live.pop(half.channel, None) is not None
+        alive = self._live.pop(half.channel, None)
         self._pending_tables.pop(half.channel, None)
         if not self.created_here(half.channel):
             self._destroyed.add(half.channel)
         if tell_peer:
-            self.tell_lost(half.channel, alive=alive)
+            self.tell_lost(half.channel, alive)
         if isinstance(half, SenderHalf):
             return half.lost(), []
         return [], half.lost()

@@ -94,12 +94,14 @@ class ControlRegistry(Registry):
         if half.control is None:
             self._unattached[half.channel] = half
 
-    def tell_lost(self, channel: int, *, alive: bool) -> None:
-        """ClosedChannelLost, for a half that has ceased (AQ0-33); others have reset their stream.
+    def tell_lost(self, channel: int, half: Half | None) -> None:
+        """ClosedChannelLost, for a half that has ceased (AQ0-33); others reset their stream.
 
-        One that was never attached says so when the peer opens its control stream.
+        So does a sender that has finished its direction, which cannot be reset any more. A half
+        that was never attached says so when the peer opens its control stream.
         """
-        if self._unattached.pop(channel, None) is None and not alive:
+        finished = half is not None and half.control is not None and half.control.fin
+        if self._unattached.pop(channel, None) is None and (half is None or finished):
             stream = SendStream(None, control=True)
             frame = codec.encode_closed_channel_lost(channel)
             self._shared.outgoing.write(stream, [frame], fin=True)
