@@ -26,6 +26,7 @@ __all__ = ["CORE", "LISTS", "Change", "ChangeError", "read_lists"]
 LISTS: Final = tuple(sorted((Path(__file__).parent / "changes").glob("*.toml")))
 CORE: Final = (
     "aqueduct/protocol/channels/",
+    "aqueduct/protocol/control_streams/",
     "aqueduct/protocol/bpmux/",
     "aqueduct/protocol/relink/",
     "aqueduct/protocol/reactivesocket/",
