@@ -130,7 +130,7 @@ async def test_a_byte_stream_as_it_stands_in_the_text() -> None:
         (opening(2), "its next stream is sink 1"),
         (opening(1) + opening(3), "its next stream is sink 2"),
         (opening(1) + chunk(Kind.OUT_SINK, 1, b"", credit=9) + opening(1), "Duplex"),
-        (chunk(Kind.OUT_STREAM, 1, b"", credit=5), "no duplex"),
+        (chunk(Kind.OUT_STREAM, 1, b"", credit=5), "its next stream is sink 1"),
         (chunk(Kind.OUT_REQUEST, 1, b""), "its next stream is sink 1"),
         (opening(1) + opening(2) + opening(3) + opening(4), "bidirectional stream 3; 3 are"),
         (chunk(Kind.IN_SINK, 0, b"\1\5"), "begins with b'\\x01'"),

@@ -72,7 +72,7 @@ class StreamsOwner(Protocol):
 class _Incoming:
     """One stream of the peer's, or its direction of a bidirectional one."""
 
-    __slots__ = ("entity", "excess", "inlets", "limit", "opening", "stopped", "waiting")
+    __slots__ = ("entity", "excess", "limit", "opening", "stopped", "waiting")
 
     def __init__(self, entity: Entity, limit: int) -> None:
         self.entity = entity
@@ -82,8 +82,6 @@ class _Incoming:
         """Bytes of its opening payload so far."""
         self.waiting = True
         """Its opening payload is not complete."""
-        self.inlets = entity.number < BIDI
-        """Whether the user is asked for inlets."""
         self.excess = 0
         """Bytes of it above the limit: the top-level gets them back later."""
         self.stopped = 0
@@ -308,10 +306,11 @@ class BpmuxStreams:
             # Half of them are left at least: a few at a time would cost a message each.
             self._announced = limit
             self._announce()
-        limit = self._bidi_slots + self._bidi_peer_ended
-        left = self._bidi_announced - self._bidi_peer_opened
-        if limit > self._bidi_announced and 2 * left < self._bidi_slots:
-            self._announce()
+        if self.bidi:
+            limit = self._bidi_slots + self._bidi_peer_ended
+            left = self._bidi_announced - self._bidi_peer_opened
+            if limit > self._bidi_announced and 2 * left < self._bidi_slots:
+                self._announce()
         queue, top = self._datagrams, mux.top_sink
         if queue and not top.items:
             size = 0
@@ -484,9 +483,10 @@ class BpmuxStreams:
     def inlet_of(self, entity: Entity) -> DirectRead | None:
         """Where the next bytes of a stream of the peer's go; None: they are reported."""
         state = entity.user
-        if self.over or state is None or state.waiting or not state.inlets or self.user is None:
+        if self.over or state is None or state.waiting or self.user is None:
             return None  # of an opening payload the bytes are counted elsewhere
-        return self.user.inlet(entity.number)
+        number = entity.number
+        return None if number >= BIDI else self.user.inlet(number)
 
     def inlet_closed(self, entity: Entity, size: int, idle: bool) -> None:
         """``size`` bytes came by the inlet; ``idle``: the user need not look at them yet."""
@@ -502,7 +502,7 @@ class BpmuxStreams:
         user = self.user
         assert user is not None
         top = self.mux.top_stream
-        joined: _Incoming | None = None
+        joined: Entity | None = None
         for place, event in enumerate(found, 1):
             if self.over:
                 return
@@ -524,7 +524,7 @@ class BpmuxStreams:
                     # The last bytes and the end are one report, as everywhere: or the user would
                     # stop a stream of which nothing more comes.
                     if last:
-                        joined = state
+                        joined = state.entity
                     user.stream_data(entity.number, data, last)
             elif kind == events.CREDIT:
                 pass  # the core sends what may leave now
@@ -533,17 +533,17 @@ class BpmuxStreams:
             elif kind == events.ENDED:
                 self.reported = True
                 entity = event[1]
-                told = joined is not None and entity.user is joined
-                if event[3] is top and entity is not top:
+                if event[4] and event[3] is top and entity is not top:
                     self._give_back += event[4]  # it came with the opening chunk
-                self._peer_ends(entity, event[2], user, told=told)
+                self._peer_ends(entity, event[2], user, told=entity is joined)
             elif kind == events.ACKNOWLEDGED:
                 entity = event[1]
                 if entity.place in _READ:
-                    state = self._incoming.pop(entity.number)
-                    self._forget(state)
+                    number = entity.number
+                    state = self._incoming.pop(number)
+                    self._forget(number, state)
                     self.reported = True
-                    user.stream_reset(entity.number, state.stopped)
+                    user.stream_reset(number, state.stopped)
                 else:
                     self._senders.pop(entity.number, None)
                     if entity.number >= BIDI:
@@ -599,12 +599,10 @@ class BpmuxStreams:
         return True
 
     def _peer_opens(self, entity: Entity) -> None:
-        number, following = self._peer_opened, self._peer_opened + self._bidi_peer_opened + 1
-        if self.bidi and entity.place == SINK_IN and entity.identifier == following:
+        number = self._peer_opened
+        if entity.place != STREAM_IN or entity.identifier != number + self._bidi_peer_opened + 1:
             self._peer_opens_bidi(entity)
             return
-        if entity.place != STREAM_IN or entity.identifier != following:
-            raise SequenceError(f"the peer opens {entity!r}; its next stream is sink {following}")
         if number >= self._announced:
             raise LimitExceeded(
                 f"the peer opens stream {number}; {self._announced} are allowed so far"
@@ -616,8 +614,9 @@ class BpmuxStreams:
 
     def _peer_opens_bidi(self, entity: Entity) -> None:
         count, reader = self._bidi_peer_opened, entity.twin
-        if reader is None:
-            raise SequenceError(f"the peer opens {entity!r}, which is no duplex")
+        following = self._peer_opened + count + 1
+        if not self.bidi or reader is None or entity.identifier != following:
+            raise SequenceError(f"the peer opens {entity!r}; its next stream is sink {following}")
         if count >= self._bidi_announced:
             raise LimitExceeded(
                 f"the peer opens bidirectional stream {count}; {self._bidi_announced} are allowed "
@@ -646,7 +645,7 @@ class BpmuxStreams:
             self._owner.closed_by_peer(data)
         elif entity.place in _READ:
             state = self._incoming.pop(stream)
-            self._forget(state)
+            self._forget(stream, state)
             if data:
                 user.stream_reset(stream, _code(data, f"the reset of stream {stream}"))
             elif not told:
@@ -663,13 +662,12 @@ class BpmuxStreams:
             # If its end has left: a peer that had read all of it would have acknowledged the end.
             user.stream_stopped(stream, _code(data, f"the stop of stream {stream}"))
 
-    def _forget(self, state: _Incoming) -> None:
+    def _forget(self, stream: int, state: _Incoming) -> None:
         """The slot of a stream that ended, and what its opening payload still holds."""
-        number = state.entity.number
-        if number < BIDI:
+        if stream < BIDI:
             self._peer_ended += 1
         else:
-            self._half_ended(number)
+            self._half_ended(stream)
         self.dirty = True
         self._give_back += state.opening if state.waiting else state.excess
 
@@ -760,7 +758,8 @@ def _is_last(entity: Entity, found: list[events.Event], place: int) -> bool:
     for event in found[place : place + 2]:
         if event[0] == events.ENDED:
             ended = event[1]
-            return ended.user is entity.user and ended.place in _READ and not event[2]
+            same = ended is entity or ended is entity.twin  # a duplex is opened by its other half
+            return same and event[1].place in _READ and not event[2]
         if event[0] != events.CREDIT:
             break
     return False
