@@ -12,7 +12,7 @@ import pytest
 
 from aqueduct.address import Address
 from aqueduct.carriers import memory, quic, stream
-from aqueduct.carriers.quic.flow_control import BidiStreams
+from aqueduct.carriers.quic.flow_control import BidiSlots
 from aqueduct.carriers.quic.packets import FastConnection
 from aqueduct.carriers.quic.tls import BIDI_ALPN
 from aqueduct.config import DEFAULT, Config
@@ -215,7 +215,7 @@ async def test_without_the_keyword_a_bidirectional_stream_is_refused_over_quic()
     async with linked("quic") as pair:
         await begun(pair)
         connection: Any = pair.client.carrier._quic  # type: ignore[attr-defined]
-        connection.bidi_streams = BidiStreams(connection, 10)
+        connection.bidi_streams = BidiSlots(connection, 10)
         connection.bidi_streams.agreed = True
         connection._remote_max_streams_bidi = 100
         connection._remote_max_stream_data_bidi_remote = 1000

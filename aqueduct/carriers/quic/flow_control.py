@@ -5,7 +5,7 @@ FlowConnection is aioquic's QuicConnection with flow control that we own:
 - a peer's stream is credited by ``credit`` alone, and never because bytes arrived;
 - the connection-wide limit never binds: it is kept at what all streams may send together;
 - stream slots return when a stream's end was received, and as the user gives more or fewer;
-- slots of bidirectional streams return when both directions have ended (BidiStreams);
+- slots of bidirectional streams return when both directions have ended (BidiSlots);
 - what is written is referenced, not copied, until it is acknowledged (``send_buffer``);
 - only streams with something to do are visited for each packet, not all that are open;
 - stream data is sent by ``packets``, and never by aioquic.
@@ -44,7 +44,7 @@ from aqueduct.carriers.contract import BIDI
 from aqueduct.carriers.quic.send_buffer import SendBuffer, SendTotals
 from aqueduct.carriers.quic.tls import BIDI_ALPN
 
-__all__ = ["BidiStreams", "FlowConnection", "capped_congestion_control"]
+__all__ = ["BidiSlots", "FlowConnection", "capped_congestion_control"]
 
 _DATAGRAM_QUEUE: Final = 256
 _SLOTS: Final = 32  # of streams, that are worth a frame of their own
@@ -87,7 +87,7 @@ class FlowConnection(QuicConnection):
         self._totals = SendTotals()
         self.closed_by_peer = False
         """Whether the end came from the peer."""
-        self.bidi_streams = BidiStreams(self, bidi) if bidi else None
+        self.bidi_streams = BidiSlots(self, bidi) if bidi else None
         """None: the connection has none."""
 
     # streams
@@ -392,7 +392,7 @@ class FlowConnection(QuicConnection):
             self._streams_queue.append(stream)
 
 
-class BidiStreams:
+class BidiSlots:
     """The bidirectional streams of a connection: who may open how many, and what they cost.
 
     Both sides agree on them by ALPN, which a server learns in the handshake. Of a connection
