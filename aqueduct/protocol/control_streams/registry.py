@@ -97,11 +97,12 @@ class ControlRegistry(Registry):
     def tell_lost(self, channel: int, half: Half | None) -> None:
         """ClosedChannelLost, for a half that has ceased (AQ0-33); others reset their stream.
 
-        So does a sender that has finished its direction, which cannot be reset any more. A half
-        that was never attached says so when the peer opens its control stream.
+        So does a sender that has finished or reset its direction, which says no more. A half that
+        was never attached says so when the peer opens its control stream.
         """
-        finished = half is not None and half.control is not None and half.control.fin
-        if self._unattached.pop(channel, None) is None and (half is None or finished):
+        control = None if half is None else half.control
+        silent = half is None or (control is not None and (control.fin or control.dead))
+        if self._unattached.pop(channel, None) is None and silent:
             stream = SendStream(None, control=True)
             frame = codec.encode_closed_channel_lost(channel)
             self._shared.outgoing.write(stream, [frame], fin=True)
