@@ -10,7 +10,7 @@ import contextlib
 import os
 import tempfile
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -215,7 +215,15 @@ async def joined(
             relay.close()
 
 
-@pytest.fixture(params=CARRIERS)
+def turns(names: Iterable[str]) -> list[Any]:
+    """Names of carriers for tests to be run with. The draft over QUIC is for the long run."""
+    return [
+        pytest.param(name, marks=pytest.mark.long) if name.startswith("draft-quic") else name
+        for name in names
+    ]
+
+
+@pytest.fixture(params=turns(CARRIERS))
 def carrier(request: pytest.FixtureRequest) -> Carrier:
     """Each carrier in turn."""
     return CARRIERS[request.param]

@@ -20,6 +20,7 @@ from tests.channels.peers import (
     eventually,
     joined,
     payloads,
+    turns,
     within,
 )
 from tests.channels.test_ends import channels_of_all_kinds
@@ -32,7 +33,7 @@ IMPATIENT = replace(
 NETWORKS = [name for name, carrier in CARRIERS.items() if carrier.network is not None]
 
 
-@pytest.fixture(params=NETWORKS)
+@pytest.fixture(params=turns(NETWORKS))
 def network(request: pytest.FixtureRequest) -> Carrier:
     """Each carrier that goes over a relay."""
     return CARRIERS[request.param]
