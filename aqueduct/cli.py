@@ -151,7 +151,10 @@ def _parser() -> argparse.ArgumentParser:
 
     dissection = commands.add_parser("wire", help="wire bytes to frames and back")
     dissection.add_argument(
-        "protocol", metavar="PROTOCOL", nargs="?", help="aq, bpmux, relink or reactivesocket"
+        "protocol",
+        metavar="PROTOCOL",
+        nargs="?",
+        help="aq, control-streams, bpmux, relink or reactivesocket",
     )
     dissection.add_argument(
         "hex", metavar="HEX", nargs="?", help="the bytes, or - for standard input"
@@ -167,7 +170,18 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SIDE",
         help="client or server; of relink connector or listener",
     )
-    dissection.add_argument("--carrier", metavar="CARRIER", help="stream (the default) or datagram")
+    dissection.add_argument(
+        "--carrier",
+        metavar="CARRIER",
+        help="stream (the default) or datagram; of control-streams uni, datagram, bidi-opener or "
+        "bidi-answer (uni and bidi-opener are tried)",
+    )
+    dissection.add_argument(
+        "--channel",
+        metavar="ID",
+        type=_reader("count or zero"),
+        help="of control-streams: the channel of a bidi-answer (none: the connection's own)",
+    )
     dissection.add_argument(
         "--framing",
         metavar="FRAMING",
@@ -389,6 +403,7 @@ def _wire(args: argparse.Namespace) -> int:
     given = {
         "from": args.sender,
         "carrier": args.carrier,
+        "channel": args.channel,
         "framing": args.framing,
         "what": args.what,
         "connector_id_size": connector,

@@ -17,6 +17,12 @@ from pathlib import Path
 import pyarrow as pa
 
 import aqueduct
+from aqueduct._speedups.channels.frames import MessageFrame
+from aqueduct._speedups.control_streams.control_frames import (
+    ControlFrameDecoder,
+    encode_control_acks,
+    encode_control_message,
+)
 from aqueduct._speedups.reactivesocket.reactive_frames import (
     COMPLETE,
     RESPONSE,
@@ -147,6 +153,36 @@ def frames() -> None:
             raise SystemExit(f"{found} frames of {count} came whole")
 
 
+def control_streams() -> None:
+    """Messages and acks of the control-stream draft, as they come in reads of 64 KiB."""
+    for size, count in ((200, 4000), (20_000, 400)):
+        sent = b"".join(
+            bytes(buffer)
+            for number in range(count)
+            for buffer in encode_control_message(0, number, bytes(size))
+        )
+        decoder, found, at = ControlFrameDecoder(from_server=False, carrier="uni"), 0, 0
+        while at < len(sent):
+            room = decoder.receive_buffer(READ)
+            if room is None:
+                decoder.feed(sent[at : at + READ])
+                at += READ
+            else:
+                part = sent[at : at + len(room)]
+                room[: len(part)] = part
+                decoder.received(len(part))
+                at += len(part)
+            while (frame := decoder.next()) is not None:
+                found += isinstance(frame, MessageFrame) and frame.size == size
+        if found != count:
+            raise SystemExit(f"{found} messages of {count} came whole")
+    decoder = ControlFrameDecoder(from_server=True, carrier="answer", channel=2)
+    for number in range(2000):
+        decoder.feed(encode_control_acks([number, 1, 2]))
+        if decoder.next() is None:
+            raise SystemExit("an ack did not come whole")
+
+
 def main() -> None:
     """Starts the service and calls it at each of its addresses."""
     with tempfile.TemporaryDirectory() as folder:
@@ -165,6 +201,7 @@ def main() -> None:
         if process.returncode:
             sys.exit(f"the service of the training ended with {process.returncode}")
     frames()
+    control_streams()
 
 
 if __name__ == "__main__":

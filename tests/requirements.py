@@ -23,7 +23,7 @@ __all__ = ["Carriers", "collect", "faults", "ledger", "main", "report"]
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "protocols"
 
-ENTRY = re.compile(r"^- \*\*([A-Z]+-R?\d+)\*\* (?:\([\d. to]+\) )?(.*)$", re.MULTILINE)
+ENTRY = re.compile(r"^- \*\*([A-Z]+\d?-R?\d+)\*\* (?:\([\d. to]+\) )?(.*)$", re.MULTILINE)
 WORDS = 10
 
 Carriers = dict[str, Counter[str]]

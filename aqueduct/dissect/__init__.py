@@ -30,6 +30,7 @@ from aqueduct.dissect import (
     bpmux_scenarios,
     channel_scenarios,
     channels,
+    control_streams,
     reactivesocket,
     reactivesocket_scenarios,
     relink,
@@ -64,15 +65,22 @@ class Context(Protocol):
 
 PROTOCOLS: Final[Mapping[str, Callable[[Any], Sequence[Context]]]] = {
     "aq": channels.contexts,
+    "aq0": control_streams.contexts,
     "bpmux": bpmux.contexts,
+    "control-streams": control_streams.contexts,
     "reactivesocket": reactivesocket.contexts,
     "relink": relink.contexts,
 }
-"""What ``protocol`` may name, and how a request's context is read: as all that it leaves open."""
+"""What ``protocol`` may name, and how a request's context is read: as all that it leaves open.
+
+``aq0`` is how the test vectors call the control-stream draft.
+"""
 
 SCENARIOS: Final[Mapping[str, Mapping[str, Callable[[Any], Any]]]] = {
     "aq": {"loss": channel_scenarios.play},
+    "aq0": {},
     "bpmux": {"sessions": bpmux_scenarios.play, "bad_sessions": bpmux_scenarios.play},
+    "control-streams": {},
     "reactivesocket": {"responses": reactivesocket_scenarios.play},
     "relink": {"acknowledgements": relink_scenarios.play},
 }

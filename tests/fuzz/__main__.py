@@ -30,9 +30,13 @@ ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
 BUILD: Final = ROOT / "build" / "fuzz"
 
-TARGETS: Final = ("codec", "wire", "operations", "bpmux", "relink", "reactivesocket", "arrow")
+TARGETS: Final = (
+    *("codec", "control-streams", "wire", "operations"),
+    *("bpmux", "relink", "reactivesocket", "arrow"),
+)
 FLOORS: Final = {
     "codec": 1000,
+    "control-streams": 400,
     "wire": 1200,
     "operations": 800,
     "bpmux": 450,
@@ -45,6 +49,7 @@ FLOORS: Final = {
 MODULES: Final = {
     "arrow": ("columns", "reader", "writer"),
     "codec": ("decoder", "encoder", "frames", "receive_buffer"),
+    "control-streams": ("control_frames", "frames", "receive_buffer"),
     "wire": ("decoder", "frames", "ranges", "receive_buffer", "receiver", "tracker"),
     "operations": (
         *("decoder", "encoder", "frames", "ranges"),
@@ -58,6 +63,7 @@ MODULES: Final = {
 
 LENGTHS: Final = {
     "codec": 600,
+    "control-streams": 400,
     "wire": 400,
     "operations": 160,
     "bpmux": 400,

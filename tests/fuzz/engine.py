@@ -32,7 +32,7 @@ def main() -> None:
     name, report, *arguments = sys.argv[1:]
     # What leads the fuzzer is the code that is tested, not the tests.
     with atheris.instrument_imports(include=["aqueduct.protocol"]):
-        target = importlib.import_module(f"tests.fuzz.{name}").target
+        target = importlib.import_module(f"tests.fuzz.{name.replace('-', '_')}").target
     edges = Edges(ROOT)
     if not edges.total:
         sys.exit(

@@ -16,8 +16,12 @@ from tests.arrow.test_hostile import mutated
 from tests.fuzz import arrow, wire
 from tests.reference import bpmux as bpmux_model
 from tests.reference import codec as model
+from tests.reference import control_streams as control_model
 from tests.reference import reactivesocket as reactive_model
 from tests.reference import relink as relink_model
+from tests.speedups.control_streams.sequences import CARRIERS as CONTROL_CARRIERS
+from tests.speedups.control_streams.sequences import VECTORS as CONTROL_VECTORS
+from tests.speedups.control_streams.sequences import vector_options
 from tests.speedups.reactivesocket.test_frames import VECTORS as REACTIVE_VECTORS
 from tests.speedups.reactivesocket.test_frames import is_framed
 from tests.speedups.relink.test_packets import VECTORS as RELINK_VECTORS
@@ -387,6 +391,42 @@ def reactive_frame(rng: random.Random) -> bytes:
     return reactive_model.encode(frame)
 
 
+def control_seeds() -> Iterator[bytes]:
+    """The vectors with each limit, in several pieces and held back; long lists of frames."""
+    carriers = list(CONTROL_CARRIERS.values())
+    plans = (b"\x00", b"\x14" + bytes(20), b"\x14" + b"\x85" * 20, b"\x0a" + b"\x43\xc2" * 5)
+    for vector in (*CONTROL_VECTORS["valid"], *CONTROL_VECTORS["invalid"]):
+        options = vector_options(vector)
+        place = options["from_server"] | carriers.index(options["carrier"]) << 1
+        channel = bytes([min(options["channel"] + 1, 255)])
+        for plan, more in zip(plans, (0, 0x20, 0xC0, 0x68), strict=True):
+            yield bytes([place | more]) + channel + plan + bytes.fromhex(vector["hex"])
+    rng = random.Random(5)
+    for _ in range(RANDOM_SEEDS):
+        frames = [control_frame(rng) for _ in range(rng.randrange(1, 6))]
+        start = bytes([rng.randrange(256), rng.randrange(8)])
+        yield start + rng.choice(plans) + control_model.encode(frames)
+
+
+def control_frame(rng: random.Random) -> model.Frame:
+    """Any frame, about one of a few channels."""
+    name = rng.choice([*control_model.NAMES.values(), "Message", "Message"])
+    channel, ranges = rng.randrange(16), tuple(rng.randrange(1, 5) for _ in range(rng.randrange(4)))
+    match name:
+        case "Version":
+            return name, model.TEXT.decode()
+        case "ConnectionControl":
+            return name, ((b"key", b"value"),) * rng.randrange(3)
+        case "Message":
+            attached = tuple(rng.sample(range(16), rng.randrange(3)))
+            return name, channel, rng.randrange(3), attached, bytes(rng.choice((0, 5, 40)))
+        case "ChannelControl" | "ClosedChannelLost":
+            return name, channel
+        case "SentUnreliable" | "FinishSender":
+            return name, rng.randrange(3)
+    return name, ranges
+
+
 def arrow_seeds() -> Iterator[bytes]:
     """Sound batches of every schema, as both writers write them, then with a fault or two."""
     chance = random.Random(1)
@@ -409,6 +449,7 @@ SEEDS: Final[dict[str, Callable[[], Iterator[bytes]]]] = {
     "arrow": arrow_seeds,
     "bpmux": bpmux_seeds,
     "codec": codec_seeds,
+    "control-streams": control_seeds,
     "operations": random_seeds(90),
     "reactivesocket": reactivesocket_seeds,
     "relink": relink_seeds,

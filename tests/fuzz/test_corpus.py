@@ -18,11 +18,15 @@ from tests.fuzz.source import EDGES, Source
 from tests.speedups.strategies import as_tuple
 
 HERE = Path(__file__).parent
-TARGETS = ("arrow", "bpmux", "codec", "operations", "reactivesocket", "relink", "wire")
+TARGETS = (
+    *("arrow", "bpmux", "codec", "control-streams"),
+    *("operations", "reactivesocket", "relink", "wire"),
+)
 
 
 def target(name: str) -> Callable[[bytes], None]:
-    found: Callable[[bytes], None] = importlib.import_module(f"tests.fuzz.{name}").target
+    module = importlib.import_module(f"tests.fuzz.{name.replace('-', '_')}")
+    found: Callable[[bytes], None] = module.target
     return found
 
 

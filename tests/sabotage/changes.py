@@ -27,6 +27,7 @@ LISTS: Final = tuple(sorted((Path(__file__).parent / "changes").glob("*.toml")))
 CORE: Final = (
     "aqueduct/protocol/channels/",
     "aqueduct/protocol/common/",
+    "aqueduct/protocol/control_streams/",
     "aqueduct/protocol/bpmux/",
     "aqueduct/protocol/relink/",
     "aqueduct/protocol/reactivesocket/",

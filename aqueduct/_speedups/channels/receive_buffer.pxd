@@ -84,7 +84,10 @@ cdef inline int read_varint(ReceiveBuffer buffer, uint64_t *value, int *shift) e
 cdef inline int check_length(
     uint64_t size, uint64_t used, uint64_t frame_limit, uint64_t limit, str name
 ) except -1:
-    """Whether ``size`` bytes may follow the ``used`` ones of a frame; ``limit`` is called ``name``."""
+    """LimitExceeded unless ``size`` bytes may follow the ``used`` ones of a frame.
+
+    ``limit`` is that of a block, by its ``name``.
+    """
     if used > frame_limit or size > frame_limit - used or size > limit:
         raise_length(size, used, frame_limit, limit, name)
     return 0

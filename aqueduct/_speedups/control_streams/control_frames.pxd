@@ -54,14 +54,17 @@ cdef class ConnectionControl(FrameValue):
 cdef class ChannelControl(FrameValue):
     cdef readonly uint64_t channel
 
-cdef class ControlAcks(FrameValue):
+cdef class RangesValue:
     cdef readonly bytes block
 
-cdef class ControlAckNacks(FrameValue):
-    cdef readonly bytes block
+cdef class ControlAcks(RangesValue):
+    pass
 
-cdef class ControlClose(FrameValue):
-    cdef readonly bytes block
+cdef class ControlAckNacks(RangesValue):
+    pass
+
+cdef class ControlClose(RangesValue):
+    pass
 
 cdef class ClosedChannelLost(FrameValue):
     cdef readonly uint64_t channel
@@ -111,7 +114,7 @@ cdef class ControlFrameDecoder:
     cdef int _varint(self) except -1
     cdef int _length(self, uint64_t limit, str name) except -1
     cdef object _short_frame(self)
-    cdef object _ranges(self, const uint8_t *block)
+    cdef object _ranged_frame(self, const uint8_t *block)
     cdef object _head_frame(self)
     cdef object _message(self, object payload)
     # Fields and C memory alone: nothing can raise.

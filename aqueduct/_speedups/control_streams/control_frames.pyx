@@ -123,19 +123,24 @@ cdef class ChannelControl(FrameValue):
         self.channel = channel
 
 
-@cython.final
 @cython.no_gc
 @cython.auto_pickle(False)
-cdef class ControlAcks(FrameValue):
-    """AckReliable: numbers of messages on streams, acked, not acked, acked, ... (AQ0-15).
+cdef class RangesValue:
+    """Ranges of message numbers: positive, negative, positive, ... (AQ0-6).
 
     ``block`` has them as they are on the wire: as numbers they take many times that.
     """
 
-    _FIELDS = ("ranges",)
-
     def __init__(self, tuple ranges not None):
         self.block = ranges_block(ranges)
+
+    def __eq__(self, other):
+        return type(other) is type(self) and (<RangesValue> other).block == self.block
+
+    __hash__ = None
+
+    def __repr__(self):
+        return f"{type(self).__name__}(ranges={self.ranges!r})"
 
     @property
     def ranges(self):
@@ -146,41 +151,22 @@ cdef class ControlAcks(FrameValue):
 @cython.final
 @cython.no_gc
 @cython.auto_pickle(False)
-cdef class ControlAckNacks(FrameValue):
-    """AckNackUnreliable: numbers of messages in datagrams, acked, nacked, acked, ... (AQ0-15).
-
-    ``block`` as in ControlAcks.
-    """
-
-    _FIELDS = ("ranges",)
-
-    def __init__(self, tuple ranges not None):
-        self.block = ranges_block(ranges)
-
-    @property
-    def ranges(self):
-        """The numbers of ``block``."""
-        return ranges_of(self.block)
+cdef class ControlAcks(RangesValue):
+    """AckReliable: acked and not acked, from the lowest number that was not acked (AQ0-15)."""
 
 
 @cython.final
 @cython.no_gc
 @cython.auto_pickle(False)
-cdef class ControlClose(FrameValue):
-    """CloseReceiver: numbers of messages on streams from 0 on, acked, nacked, ... (AQ0-16).
+cdef class ControlAckNacks(RangesValue):
+    """AckNackUnreliable: acked and nacked, from where the last one ended (AQ0-15)."""
 
-    ``block`` as in ControlAcks.
-    """
 
-    _FIELDS = ("ranges",)
-
-    def __init__(self, tuple ranges not None):
-        self.block = ranges_block(ranges)
-
-    @property
-    def ranges(self):
-        """The numbers of ``block``."""
-        return ranges_of(self.block)
+@cython.final
+@cython.no_gc
+@cython.auto_pickle(False)
+cdef class ControlClose(RangesValue):
+    """CloseReceiver: messages on streams from number 0 on, acked and nacked (AQ0-16)."""
 
 
 @cython.final
@@ -368,7 +354,7 @@ cdef class ControlFrameDecoder:
         self._carrier = CARRIERS[carrier]
         if channel != -1:
             if self._carrier != ANSWER:
-                raise ValueError(f"channel is {channel}; only an answer is about one from the start")
+                raise ValueError(f"channel is {channel}; only an answer has one from the start")
             to_number(channel, HIGHEST, "the channel", &self._channel)
             self._named = self._controlled = True
         elif self._carrier == ANSWER and not from_server:
@@ -423,7 +409,7 @@ cdef class ControlFrameDecoder:
                 self._fail(truncation())
         elif self.buffer.left() == 0:
             if self.state == AT_TYPE:
-                # A sender that never spoke finishes its answer after a CloseReceiver (AQ0-R4).
+                # A sender that never spoke finishes its answer after a CloseReceiver.
                 if self.frames == 0 and self._carrier != ANSWER:
                     self._fail(FrameError(f"{PLACES[self.carrier]} without a frame (AQ0-8)"))
             elif missing or self.state < AT_PAYLOAD:
@@ -639,7 +625,7 @@ cdef class ControlFrameDecoder:
                 block = buffer.block(self.length)
                 if block == NULL:
                     return self._starved()
-                return self._ranges(block)
+                return self._ranged_frame(block)
 
             elif self.state == AT_HEADERS_LENGTH:
                 if not self._varint():
@@ -767,7 +753,7 @@ cdef class ControlFrameDecoder:
         cdef FinishSender finish
         if self._type == CHANNEL_CONTROL:
             if (value & CONTROL_CREATOR_BIT != 0) == self.from_server:
-                raise SequenceError(f"channel {value} was created by the side that sends it (AQ0-25)")
+                raise SequenceError(f"channel {value} was created by its own side (AQ0-25)")
             self._channel = value
             self._named = self._controlled = True
             self._frame_done()
@@ -797,30 +783,24 @@ cdef class ControlFrameDecoder:
         finish.sent_reliable = value
         return finish
 
-    cdef object _ranges(self, const uint8_t *block):
-        cdef ControlAcks acks
-        cdef ControlAckNacks ack_nacks
-        cdef ControlClose close
+    cdef object _ranged_frame(self, const uint8_t *block):
+        cdef RangesValue frame
         # A copy first: the peer may be able to write to the memory of the bytes.
         cdef bytes ranges = block[:self.length]
         cdef uint64_t total = 0
         block = <const uint8_t *> PyBytes_AS_STRING(ranges)
         if sum_ranges(block, block + self.length, &total) and total == 0:
             raise FrameError("its ranges are a single zero (AQ0-6)")
-        if self._type == CONTROL_CLOSE:
-            self._last = self._type
-        self._frame_done()
         if self._type == CONTROL_ACKS:
-            acks = ControlAcks.__new__(ControlAcks)
-            acks.block = ranges
-            return acks
-        if self._type == CONTROL_ACK_NACKS:
-            ack_nacks = ControlAckNacks.__new__(ControlAckNacks)
-            ack_nacks.block = ranges
-            return ack_nacks
-        close = ControlClose.__new__(ControlClose)
-        close.block = ranges
-        return close
+            frame = ControlAcks.__new__(ControlAcks)
+        elif self._type == CONTROL_ACK_NACKS:
+            frame = ControlAckNacks.__new__(ControlAckNacks)
+        else:
+            frame = ControlClose.__new__(ControlClose)
+            self._last = self._type
+        frame.block = ranges
+        self._frame_done()
+        return frame
 
     cdef object _head_frame(self):
         cdef MessageHead head = MessageHead.__new__(MessageHead)
