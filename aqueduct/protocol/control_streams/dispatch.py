@@ -389,11 +389,17 @@ class ControlDispatcher:
 
     def _acked(self, half: SenderHalf, ranges: tuple[int, ...], start: int, *, once: bool) -> None:
         """Ranges from ``start``: acked, not acked, acked ...; ``once``: none was acked before."""
-        gap, pairs, total = start, [], 0
+        gap, pairs, total, at, sent = start, [], 0, start, half.numbers.next
         for place, size in enumerate(ranges):
+            at += size
             if place % 2:
                 gap += size
             elif size:
+                if at > sent:  # at once: what was sent bounds the work
+                    raise SequenceError(
+                        f"an ack reaches {at} on {half.describe()}, but only {sent} messages were "
+                        "sent (AQ-R16)"
+                    )
                 pairs += [gap, size]
                 total += size
                 gap = 0
