@@ -36,7 +36,7 @@ TARGETS: Final = (
 )
 FLOORS: Final = {
     "codec": 1000,
-    "control-streams": 400,
+    "control-streams": 1100,
     "wire": 1200,
     "operations": 800,
     "bpmux": 450,

@@ -13,8 +13,6 @@ cdef uint8_t *headers_store(uint8_t *out, tuple headers, Py_ssize_t size) noexce
 cdef list message_buffers(
     uint64_t number, object payload, object headers, object attachments, Py_ssize_t *size
 )
-# A head, the length of the payload, and the payload, as ``encode_message`` joins them.
-cdef list headed_buffers(bytes head, object payload)
 # A tag and one varint; ``head`` and varbytes of ``ranges``, of which only the first may be zero.
 cdef bytes tagged(int tag, object value, uint64_t highest, str what)
 cdef bytes ranged(bytes head, tuple ranges)

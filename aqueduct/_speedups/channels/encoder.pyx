@@ -83,10 +83,12 @@ cdef list message_buffers(
     uint64_t number, object payload, object headers, object attachments, Py_ssize_t *size
 ):
     """``encode_message``, and in ``size`` the bytes of it all."""
-    cdef Py_ssize_t headers_bytes = 0, attached_bytes = 0, payload_bytes, head_bytes
+    cdef Py_ssize_t headers_bytes = 0, attached_bytes = 0, payload_bytes = 0, head_bytes
+    cdef Py_ssize_t count, index
     cdef tuple pairs = (), attached = ()
     cdef list parts, views = []
     cdef Span *spans
+    cdef object part
     if headers:
         pairs = normal_headers(headers)
         headers_bytes = headers_size(pairs)
@@ -94,9 +96,18 @@ cdef list message_buffers(
         attached = normal_attachments(attachments)
         attached_bytes = attachments_size(attached)
     parts = [payload] if PyObject_CheckBuffer(payload) else list(payload)
-    spans = new_spans(parts)
+    count = len(parts)
+    spans = <Span *> malloc(<size_t> max(count, 1) * sizeof(Span))
+    if spans == NULL:
+        raise MemoryError()
     try:
-        payload_bytes = fill_spans(spans, parts, views)
+        for index in range(count):
+            part = parts[index]
+            if not PyBytes_CheckExact(part) and type(part) is not BufferSlice:
+                part = byte_view(part)
+                views.append(part)  # the size of its memory cannot change
+            spans[index].start = memory_of(part, &spans[index].size)
+            payload_bytes += spans[index].size
         head_bytes = (
             1 + varint_size(number)
             + varint_size(<uint64_t> headers_bytes) + headers_bytes
@@ -105,47 +116,11 @@ cdef list message_buffers(
         )
         size[0] = head_bytes + payload_bytes
         return gather_spans(
-            None, number, pairs, headers_bytes, attached, attached_bytes, head_bytes,
+            number, pairs, headers_bytes, attached, attached_bytes, head_bytes,
             parts, spans, payload_bytes,
         )
     finally:
         free(spans)
-
-
-cdef list headed_buffers(bytes head, object payload):
-    cdef list parts = [payload] if PyObject_CheckBuffer(payload) else list(payload)
-    cdef list views = []
-    cdef Span *spans = new_spans(parts)
-    cdef Py_ssize_t payload_bytes
-    try:
-        payload_bytes = fill_spans(spans, parts, views)
-        return gather_spans(
-            head, 0, (), 0, (), 0, len(head) + varint_size(<uint64_t> payload_bytes),
-            parts, spans, payload_bytes,
-        )
-    finally:
-        free(spans)
-
-
-cdef Span *new_spans(list parts) except NULL:
-    cdef Span *spans = <Span *> malloc(<size_t> max(len(parts), 1) * sizeof(Span))
-    if spans == NULL:
-        raise MemoryError()
-    return spans
-
-
-cdef Py_ssize_t fill_spans(Span *spans, list parts, list views) except -1:
-    """Where each buffer of ``parts`` lies; the bytes of all. ``views`` holds what must not move."""
-    cdef Py_ssize_t total = 0, index
-    cdef object part
-    for index in range(len(parts)):
-        part = parts[index]
-        if not PyBytes_CheckExact(part) and type(part) is not BufferSlice:
-            part = byte_view(part)
-            views.append(part)  # the size of its memory cannot change
-        spans[index].start = memory_of(part, &spans[index].size)
-        total += spans[index].size
-    return total
 
 
 def encode_route_to(channel):
@@ -334,7 +309,6 @@ cdef uint8_t *head_store(
 
 
 cdef list gather_spans(
-    bytes head,
     uint64_t num,
     tuple headers,
     Py_ssize_t headers_bytes,
@@ -345,10 +319,7 @@ cdef list gather_spans(
     const Span *spans,
     Py_ssize_t payload_bytes,
 ):
-    """Runs of short buffers become one bytes object each; the first run begins with the head.
-
-    That is ``head``, or if it is None a MESSAGE's; the length of the payload follows it.
-    """
+    """Runs of short buffers become one bytes object each; the first run begins with the head."""
     cdef list result = []
     cdef bytes run
     cdef uint8_t *out
@@ -362,13 +333,9 @@ cdef list gather_spans(
             run = PyBytes_FromStringAndSize(NULL, size)
             out = <uint8_t *> PyBytes_AS_STRING(run)
             if not result:
-                if head is None:
-                    out = head_store(
-                        out, num, headers, headers_bytes, attachments, attached_bytes
-                    )
-                else:
-                    memcpy(out, PyBytes_AS_STRING(head), <size_t> len(head))
-                    out += len(head)
+                out = head_store(
+                    out, num, headers, headers_bytes, attachments, attached_bytes
+                )
                 out = varint_store(out, <uint64_t> payload_bytes)
             for each in range(index, stop):
                 copy_bytes(out, spans[each].start, spans[each].size)

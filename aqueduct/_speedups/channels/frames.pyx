@@ -472,7 +472,7 @@ cdef Py_ssize_t attached_head(
 cdef int check_ranges(const uint8_t *pos, const uint8_t *end, bint paired) except -1:
     """The varints of ACK_RELIABLE (``paired``, AQ-20) or ACK_NACK_UNRELIABLE (AQ-21)."""
     cdef uint64_t total = 0
-    cdef Py_ssize_t count = sum_ranges(pos, end, &total)
+    cdef Py_ssize_t count = add_ranges(pos, end, &total)
     if count == 0:
         raise FrameError("its RANGES are empty")
     if paired and count % 2:
@@ -482,7 +482,11 @@ cdef int check_ranges(const uint8_t *pos, const uint8_t *end, bint paired) excep
     return 0
 
 
-cdef Py_ssize_t sum_ranges(
+cdef Py_ssize_t sum_ranges(const uint8_t *pos, const uint8_t *end, uint64_t *total) except -1:
+    return add_ranges(pos, end, total)
+
+
+cdef inline Py_ssize_t add_ranges(
     const uint8_t *pos, const uint8_t *end, uint64_t *total
 ) except -1:
     cdef uint64_t length = 0, reached = 0

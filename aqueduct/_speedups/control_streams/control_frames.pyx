@@ -7,6 +7,7 @@ The order of calls of a ControlFrameDecoder: ``feed`` what came, then ``next`` u
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.string cimport memcpy
 
 from aqueduct._speedups.base.buffers cimport count_copied
 from aqueduct._speedups.base.varint cimport VARINT_MAX, to_number, varint_size, varint_store
@@ -17,9 +18,9 @@ from aqueduct._speedups.channels.decoder cimport (
     truncation,
 )
 from aqueduct._speedups.channels.encoder cimport (
-    headed_buffers,
     headers_size,
     headers_store,
+    message_buffers,
     normal_headers,
     ranged,
     tagged,
@@ -74,6 +75,8 @@ __all__ = [
 cdef enum:
     # What an attachment takes in memory, beside the payload: a pair, a number, their places.
     ATTACHMENT_COST = 120
+    # The tag, number 0, no headers and no attachments of a MESSAGE of the other revision.
+    PLAIN_HEAD = 4
 
 cdef uint64_t HIGHEST = 0xFFFFFFFFFFFFFFFF
 
@@ -224,7 +227,9 @@ def encode_control_message(channel, number, payload=b"", attachments=()):
     cdef uint8_t[1 + 3 * VARINT_MAX] out
     cdef uint8_t *end
     cdef uint64_t value = 0
-    cdef bytes head, attached = b""
+    cdef bytes first, attached = b""
+    cdef list buffers
+    cdef Py_ssize_t head, block, rest, size = 0
     out[0] = CONTROL_MESSAGE
     to_number(channel, HIGHEST, "the channel", &value)
     end = varint_store(out + 1, value)
@@ -233,9 +238,19 @@ def encode_control_message(channel, number, payload=b"", attachments=()):
     end = varint_store(end, value)
     if attachments:
         attached = attachments_block(attachments)
-    end = varint_store(end, <uint64_t> PyBytes_GET_SIZE(attached))
-    head = PyBytes_FromStringAndSize(<char *> out, end - out)
-    return headed_buffers(head + attached if attached else head, payload)
+    block = PyBytes_GET_SIZE(attached)
+    end = varint_store(end, <uint64_t> block)
+    # A MESSAGE of the other revision is the same from the length of the payload on.
+    buffers = message_buffers(0, payload, (), (), &size)
+    first = buffers[0]
+    head = end - out
+    rest = PyBytes_GET_SIZE(first) - PLAIN_HEAD
+    buffers[0] = PyBytes_FromStringAndSize(NULL, head + block + rest)
+    end = <uint8_t *> PyBytes_AS_STRING(buffers[0])
+    memcpy(end, out, <size_t> head)
+    memcpy(end + head, PyBytes_AS_STRING(attached), <size_t> block)
+    memcpy(end + head + block, PyBytes_AS_STRING(first) + PLAIN_HEAD, <size_t> rest)
+    return buffers
 
 
 def encode_control_sent_unreliable(count):

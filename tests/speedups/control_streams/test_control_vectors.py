@@ -93,6 +93,17 @@ def test_valid_at_each_byte(vector: Vector) -> None:
         check_valid(vector, [data[:at], data[at:]])
 
 
+@requirement("AQ0-5")
+@requirement("AQ0-6")
+@requirement("AQ0-7")
+@requirement("AQ0-10")
+@requirement("AQ0-11")
+@requirement("AQ0-12")
+@requirement("AQ0-13")
+@requirement("AQ0-14")
+@requirement("AQ0-15")
+@requirement("AQ0-16")
+@requirement("AQ0-17")
 @valid
 def test_valid_again_to_the_same_bytes(vector: Vector) -> None:
     frames = vector_frames(vector)
