@@ -15,7 +15,7 @@ from aqueduct._speedups.channels.frames import (
 )
 from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct._speedups.control_streams import control_frames as codec
-from aqueduct.errors import RemoteProtocolError, SequenceError
+from aqueduct.errors import Cancelled, RemoteProtocolError, SequenceError
 from aqueduct.protocol.common import effects
 from aqueduct.protocol.common.arrivals import Arrivals
 from aqueduct.protocol.common.context import ConnectionContext
@@ -23,6 +23,7 @@ from aqueduct.protocol.common.endings import Endings
 from aqueduct.protocol.common.receiver import ReceiverHalf
 from aqueduct.protocol.common.sender import RESET_LOST, SenderHalf
 from aqueduct.protocol.common.stalls import StallWatch
+from aqueduct.protocol.common.state import ReceiverState
 from aqueduct.protocol.control_streams import ids
 from aqueduct.protocol.control_streams.bidi_streams import BIDI, BidiStreams, is_mine
 from aqueduct.protocol.control_streams.prelude import ControlPrelude
@@ -310,6 +311,9 @@ class ControlDispatcher:
         elif isinstance(half, SenderHalf):
             if self._registry.live(half.channel) is half:
                 self.endings.receiver_closed(half)
+        elif alive and half.state is ReceiverState.FINISHING:
+            # FinishSender is the last frame, and a reset may still follow it (AQ0-14, AQ0-31).
+            self.endings.close_receiver(half, Cancelled("the peer cancelled the channel"))
         elif alive:
             self.endings.cancel(half)
 
@@ -376,7 +380,7 @@ class ControlDispatcher:
         self.endings.finish(half, frame.sent_reliable)
 
     def _on_acks(self, half: SenderHalf, frame: codec.ControlAcks) -> None:
-        start, stop = next(iter(half.numbers.acked), (0, 0))
+        start, stop = half.numbers.acked.first() or (0, 0)
         self._acked(half, frame.ranges, 0 if start else stop, once=True)
 
     def _on_ack_nacks(self, half: SenderHalf, frame: codec.ControlAckNacks) -> None:

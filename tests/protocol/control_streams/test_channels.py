@@ -13,6 +13,7 @@ from aqueduct._speedups.control_streams import control_frames as codec
 from aqueduct.config import DEFAULT, Flow, Limits
 from aqueduct.errors import (
     Cancelled,
+    ConnectionLost,
     Finished,
     LocalProtocolError,
     MessageLost,
@@ -527,6 +528,18 @@ def test_a_cancelled_receiver_drops_what_was_not_taken() -> None:
     assert lone.end(mine(2)) == 1
 
 
+@pytest.mark.requirement("AQ0-31")
+@pytest.mark.requirement("AQ0-14")
+def test_a_cancel_may_follow_a_finish() -> None:
+    lone = Lone("server")
+    lone.say(message(0, 0, b"dropped"))
+    lone.on(mine(0), codec.encode_control_finish(2))
+    lone.reset(mine(0), 1)
+    assert lone.code is None and isinstance(lone.receiver.error, Cancelled)
+    assert lone.take(lone.receiver) is None
+    assert lone.end(mine(0)) == "fin" and lone.core.channels == 0
+
+
 @pytest.mark.requirement("AQ0-R5")
 @pytest.mark.parametrize("how", ["written", "heard"])
 def test_who_opened_the_control_stream_resets_it_when_its_first_frame_is_there(how: str) -> None:
@@ -683,6 +696,21 @@ def test_a_full_queue_evicts_the_oldest_datagram() -> None:
     while (each := lone.take(lone.receiver)) is not None:
         taken.append(each.number)
     assert taken and taken[-1] == 29 and taken[0] > 0
+
+
+@pytest.mark.requirement("AQ0-35")
+def test_what_was_here_whole_can_be_read_after_the_end() -> None:
+    lone = Lone("server", tight())
+    for number in range(4):
+        lone.say(message(0, number, bytes(3000)))
+    lone.on(mine(0), codec.encode_control_finish(4), fin=True)
+    lone.core.connection_lost(ConnectionLost("the network is gone"))
+    lone.apply()
+    got = []
+    while (each := lone.take(lone.receiver)) is not None:
+        got.append(each.number)
+    assert got == [0, 1, 2, 3]
+    assert isinstance(lone.receiver.error, Finished)
 
 
 @pytest.mark.requirement("AQ0-R16")
