@@ -60,7 +60,7 @@ class Dispatcher(Protocol):
         """One datagram. Raises RemoteProtocolError."""
 
     def reset(self, number: int, code: int) -> None:
-        """The peer gave up a stream: a partial frame is dropped without error."""
+        """The peer gave up a stream: a partial frame is dropped. Raises RemoteProtocolError."""
 
     def open_gate(self) -> None:
         """The peer's connection headers are in and accepted: what waits for them is read."""
@@ -269,7 +269,10 @@ class ConnectionCore:
         """The peer gave up a stream: a partial frame is dropped without error (AQ-11)."""
         self._shared.now = now
         if self.error is None:
-            self._reader.reset(number, code)
+            try:
+                self._reader.reset(number, code)
+            except RemoteProtocolError as error:
+                self._fail(error)
             self.use_room(self._shared.now)
 
     def receive_stop(self, number: int, code: int, now: float) -> None:

@@ -23,11 +23,18 @@ class Endings:
         shared: ConnectionContext,
         registry: Registry,
         abandon: Callable[[Any, ReceiverHalf], None],
+        *,
+        lose_dropped: bool = False,
     ) -> None:
-        """``abandon``: what becomes of a stream of the peer that is about an ended receiver."""
+        """``abandon``: what becomes of a stream of the peer that is about an ended receiver.
+
+        ``lose_dropped``: whether channels in the undelivered messages of a lost one are lost, too
+        (AQ0-R6), instead of closed or cancelled.
+        """
         self._shared = shared
         self._registry = registry
         self._abandon = abandon
+        self._lose_dropped = lose_dropped
         self._ample = shared.config.flow.channel_high_water >> 1
 
     # The peer's frames
@@ -72,8 +79,7 @@ class Endings:
         self.abandon_streams(half)
         if isinstance(half, SenderHalf):
             self._shared.blocked.pop(half, None)
-        self.drop(dropped)
-        self.lose(links)
+        self.lose(links + self._lost_with(dropped))
 
     # What the application does
 
@@ -104,8 +110,8 @@ class Endings:
             self.abandon_streams(half)
             if isinstance(half, SenderHalf):
                 self._shared.blocked.pop(half, None)
-            self.drop(dropped)
             channels.extend(links)
+            channels.extend(self._lost_with(dropped))
 
     def drop(self, dropped: Sequence[Received]) -> None:
         """Undelivered messages: their attachments are closed or cancelled (AQ-R26)."""
@@ -113,6 +119,26 @@ class Endings:
         while work:
             for half, _ in work.pop().attachments:
                 work.extend(self._release(half))
+
+    def drop_lost(self, dropped: Sequence[Received]) -> None:
+        """Undelivered messages of a channel that is lost."""
+        self.lose(self._lost_with(dropped))
+
+    def _lost_with(self, dropped: Sequence[Received]) -> list[int]:
+        """Drops the undelivered messages of a lost channel; returns what is lost with them."""
+        if not self._lose_dropped:
+            self.drop(dropped)
+            return []
+        channels: list[int] = []
+        work = list(dropped)
+        while work:
+            for half, _ in work.pop().attachments:
+                channel = half.channel
+                if self._registry.live(channel) is half:
+                    channels.append(channel)
+                elif isinstance(half, ReceiverHalf):
+                    work.extend(half.close())
+        return channels
 
     def _release(self, half: Half) -> list[Received]:
         if isinstance(half, SenderHalf):

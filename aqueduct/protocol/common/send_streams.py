@@ -46,6 +46,8 @@ class SendStreams(SendQueue):
         self._guarded = config.debug
         self._high_water = config.flow.connection_high_water
         self._at_once = config.flow.wake_up
+        self.stalled_beside = 0
+        """Bytes of control frames that wait elsewhere, with what their streams weigh."""
         self.goes_on = False
         """Whether more waiting streams are to be opened once others had their turn."""
 
@@ -121,11 +123,11 @@ class SendStreams(SendQueue):
         self.goes_on = False
         self.process.charge(-self.queued - self.retained)
         self.process = Account()
-        self.queued = self._control_queued = self._held_back = 0
+        self.queued = self._control_queued = self._held_back = self.stalled_beside = 0
 
     def check_stalled(self) -> None:
         """Raises LimitExceeded if the peer lets too little of our acks and closes out."""
-        stalled = self.stalled_control
+        stalled = self.stalled_control + self.stalled_beside
         if stalled > self._high_water + STALLED_ALLOWANCE:
             raise LimitExceeded(
                 f"the peer lets no acks and closes out; {stalled} bytes of them wait, "

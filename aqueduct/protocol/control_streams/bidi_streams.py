@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from aqueduct._speedups.base.buffers import size_of
 from aqueduct._speedups.channels.encoder import VERSION
 from aqueduct._speedups.channels.sender import SendStream
 from aqueduct.protocol.common.effects import BIDI
 from aqueduct.protocol.common.send_streams import SendStreams
 
 __all__ = ["BIDI", "BidiStreams", "is_mine"]
+
+WAITING_STREAM: Final = 512
+"""What a stream of a half that has ended weighs beside its bytes, while it waits for a slot."""
 
 
 def is_mine(number: int) -> bool:
@@ -27,6 +31,8 @@ class _Waiting:
     owner: Any
     fin: bool = False
     reset: int | None = None
+    weight: int = 0
+    """What of it counts as stalled."""
 
 
 class BidiStreams:
@@ -64,6 +70,7 @@ class BidiStreams:
             self._begin(stream, waiting)
         else:
             self._waiting[stream] = waiting
+            self._weigh(waiting, size_of(frames))
         return stream
 
     def answer(self, number: int) -> SendStream:
@@ -78,7 +85,10 @@ class BidiStreams:
         if waiting is not None:
             if not waiting.fin:
                 waiting.frames += frames
+                if fin:
+                    self._ends(waiting)
                 waiting.fin = fin
+                self._weigh(waiting, size_of(frames))
         elif not stream.fin:
             self._outgoing.write(stream, frames, fin=fin)
 
@@ -86,6 +96,7 @@ class BidiStreams:
         """Gives up a direction, once the peer has what was written on it."""
         waiting = self._waiting.get(stream)
         if waiting is not None:
+            self._ends(waiting)
             waiting.reset = code
         elif stream.queued and is_mine(stream.number) and not stream.dead:
             self._resets[stream.number] = stream, code
@@ -113,7 +124,18 @@ class BidiStreams:
 
     # Within
 
+    def _weigh(self, waiting: _Waiting, size: int) -> None:
+        """What waits for a slot is bounded: the peer may let us open none."""
+        self._outgoing.stalled_beside += size
+        waiting.weight += size
+
+    def _ends(self, waiting: _Waiting) -> None:
+        """Halves that live are bounded by Limits.channels; streams of others count themselves."""
+        if not waiting.fin and waiting.reset is None:
+            self._weigh(waiting, WAITING_STREAM)
+
     def _begin(self, stream: SendStream, waiting: _Waiting) -> None:
+        self._outgoing.stalled_beside -= waiting.weight
         number = BIDI | self._next << 1
         self._next += 1
         self._openable -= 1

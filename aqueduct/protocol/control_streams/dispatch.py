@@ -15,7 +15,7 @@ from aqueduct._speedups.channels.frames import (
 )
 from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct._speedups.control_streams import control_frames as codec
-from aqueduct.errors import RemoteProtocolError, SequenceError
+from aqueduct.errors import Cancelled, RemoteProtocolError, SequenceError
 from aqueduct.protocol.common import effects
 from aqueduct.protocol.common.arrivals import Arrivals
 from aqueduct.protocol.common.context import ConnectionContext
@@ -24,6 +24,7 @@ from aqueduct.protocol.common.endings import Endings
 from aqueduct.protocol.common.receiver import ReceiverHalf
 from aqueduct.protocol.common.sender import RESET_LOST, SenderHalf
 from aqueduct.protocol.common.stalls import StallWatch
+from aqueduct.protocol.common.state import ReceiverState
 from aqueduct.protocol.control_streams import ids
 from aqueduct.protocol.control_streams.bidi_streams import BidiStreams, is_mine
 from aqueduct.protocol.control_streams.prelude import ControlPrelude
@@ -54,7 +55,7 @@ class ControlDispatcher:
         """Whether the peer's connection headers are in and accepted (AQ0-20, AQ0-R10)."""
         self.incoming = ControlRecvStreams(shared, self._decoder_of)
         self.inlet: Callable[[int], DirectRead | None] = _no_inlet
-        self.endings = Endings(shared, registry, self._abandon)
+        self.endings = Endings(shared, registry, self._abandon, lose_dropped=True)
         self.arrivals = Arrivals(shared, registry, self.endings, self.incoming, self.read)
         self.stalls = StallWatch(shared, self.incoming, self.endings.close_receiver)
         self._postponed: OrderedDict[ControlRecvStream, None] = OrderedDict()
@@ -120,18 +121,18 @@ class ControlDispatcher:
     def reset(self, number: int, code: int) -> None:
         """The peer gave up a stream. A control stream has ended with that (AQ0-31, AQ0-34)."""
         stream = self.incoming.streams.get(number)
-        if stream is None and number >= BIDI:
-            stream = self._opened(number)
         if stream is None:
-            return
-        self._postponed.pop(stream, None)
-        self._paused.pop(stream, None)
-        connection = self._prelude.is_stream(number)
-        self._leave(stream)
-        if connection:
+            if number < BIDI or (is_mine(number) and number not in self._bidi.owners):
+                return
+            stream = self._opened(number)
+        if self._prelude.is_stream(number):
+            self._leave(stream)
             raise SequenceError("the connection control stream was reset (AQ0-19)")
-        if stream.owner is not None:
-            self._control_reset(stream.owner, code)
+        unread = stream in self._paused or stream in self._postponed
+        if unread and number >= BIDI and stream.owner is None:
+            stream.gave_up = code  # its ChannelControl comes first, or its half would wait for ever
+        else:
+            self._give_up(stream, code)
 
     def open_gate(self) -> None:
         """The peer's connection headers are in and accepted: what waits for them is read."""
@@ -197,7 +198,9 @@ class ControlDispatcher:
                 handler(stream, frame)
             else:
                 self._on_control(stream, frame)
-        if stream.ignoring:
+        if stream.gave_up is not None:
+            self._give_up(stream, stream.gave_up)
+        elif stream.ignoring:
             if stream.fin:
                 self._leave(stream)
         elif decoder.paused:
@@ -263,13 +266,29 @@ class ControlDispatcher:
         self._leave(stream)
         if self._prelude.is_stream(stream.number):
             raise SequenceError("the connection control stream was finished (AQ0-19)")
+        self._end_answer(stream)
         half = stream.owner
-        if half is not None and half.error is None and not stream.finished:
+        live = half is not None and self._registry.live(half.channel) is half
+        if live and not stream.finished:
             what = "CloseReceiver" if isinstance(half, SenderHalf) else "FinishSender"
             raise SequenceError(
                 f"the control stream of {ids.describe(half.channel)} was finished without {what} "
                 "(AQ0-R4)"
             )
+
+    def _give_up(self, stream: ControlRecvStream, code: int) -> None:
+        self._postponed.pop(stream, None)
+        self._paused.pop(stream, None)
+        self._leave(stream)
+        self._end_answer(stream)
+        if stream.owner is not None:
+            self._control_reset(stream.owner, code)
+
+    def _end_answer(self, stream: ControlRecvStream) -> None:
+        """A stream that ended before its ChannelControl takes no slot for ever (AQ0-R5)."""
+        number = stream.number
+        if number >= BIDI and not is_mine(number) and stream.owner is None and not stream.ignoring:
+            self._bidi.reset(self._bidi.answer(number), RESET_LOST)
 
     def _abandon(self, stream: ControlRecvStream, half: ReceiverHalf) -> None:
         """The receiver of the message that arrives on a stream has ended."""
@@ -289,10 +308,13 @@ class ControlDispatcher:
             if self._registry.live(half.channel) is half:
                 self.endings.forgotten(half)
             else:
-                self.endings.drop(self._registry.forget_early_end(half.channel))
+                self.endings.drop_lost(self._registry.forget_early_end(half.channel))
         elif isinstance(half, SenderHalf):
             if self._registry.live(half.channel) is half:
                 self.endings.receiver_closed(half)
+        elif alive and half.state is ReceiverState.FINISHING:
+            # FinishSender is the last frame, and a reset may still follow it (AQ0-14, AQ0-31).
+            self.endings.close_receiver(half, Cancelled("the peer cancelled the channel"))
         elif alive:
             self.endings.cancel(half)
 
@@ -342,7 +364,7 @@ class ControlDispatcher:
         if half is not None:
             self.endings.forgotten(half)
         else:
-            self.endings.drop(self._registry.forget_early_end(frame.channel))
+            self.endings.drop_lost(self._registry.forget_early_end(frame.channel))
 
     def _on_control(self, stream: ControlRecvStream, frame: Any) -> None:
         """A frame of a control stream. Those for a half that has ceased say nothing."""
@@ -359,11 +381,12 @@ class ControlDispatcher:
         self.endings.finish(half, frame.sent_reliable)
 
     def _on_acks(self, half: SenderHalf, frame: codec.ControlAcks) -> None:
-        start, stop = next(iter(half.numbers.acked), (0, 0))
+        start, stop = half.numbers.acked.first() or (0, 0)
         self._acked(half, frame.ranges, 0 if start else stop, once=True)
 
     def _on_ack_nacks(self, half: SenderHalf, frame: codec.ControlAckNacks) -> None:
-        self.endings.ack_nacked(half, frame.block)
+        if frame.block:  # empty ranges have no effect (AQ0-R12)
+            self.endings.ack_nacked(half, frame.block)
 
     def _on_close(self, half: SenderHalf, frame: codec.ControlClose) -> None:
         self._acked(half, frame.ranges, 0, once=False)
@@ -371,11 +394,17 @@ class ControlDispatcher:
 
     def _acked(self, half: SenderHalf, ranges: tuple[int, ...], start: int, *, once: bool) -> None:
         """Ranges from ``start``: acked, not acked, acked ...; ``once``: none was acked before."""
-        gap, pairs, total = start, [], 0
+        gap, pairs, total, at, sent = start, [], 0, start, half.numbers.next
         for place, size in enumerate(ranges):
+            at += size
             if place % 2:
                 gap += size
             elif size:
+                if at > sent:  # at once: what was sent bounds the work
+                    raise SequenceError(
+                        f"an ack reaches {at} on {half.describe()}, but only {sent} messages were "
+                        "sent (AQ-R16)"
+                    )
                 pairs += [gap, size]
                 total += size
                 gap = 0

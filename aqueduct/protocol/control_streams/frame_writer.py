@@ -121,7 +121,7 @@ class ControlFrameWriter:
         for gap, length in zip(ranges[::2], ranges[1::2], strict=True):
             spans.append((at + gap, at + gap + length))
             at += gap + length
-        start, stop = next(iter(half.numbers.ranges))
+        start, stop = half.numbers.ranges.first() or (0, 0)
         hole = 0 if start else stop
         self._say(half, [codec.encode_control_acks(_alternating(spans, min(spans[0][0], hole)))])
 

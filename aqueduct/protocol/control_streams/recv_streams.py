@@ -26,6 +26,7 @@ class ControlRecvStream:
         "decoder",
         "fin",
         "finished",
+        "gave_up",
         "granted",
         "half",
         "head",
@@ -57,6 +58,8 @@ class ControlRecvStream:
         """Whether a frame came, and was checked."""
         self.finished = False
         """Whether FinishSender or CloseReceiver came."""
+        self.gave_up: int | None = None
+        """The code of its reset, which came before its ChannelControl was read."""
         self.fin = False
         self.held = False
         """Whether it has ended, and its bytes wait here."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from aqueduct._speedups.channels.sender import SendStream
 from aqueduct._speedups.control_streams import control_frames as codec
-from aqueduct.errors import LocalProtocolError, SequenceError
+from aqueduct.errors import ConnectionLost, LocalProtocolError, SequenceError
 from aqueduct.protocol.common.context import ConnectionContext
 from aqueduct.protocol.common.receiver import ReceiverHalf
 from aqueduct.protocol.common.registry import Attach, Half, Registry
@@ -28,6 +28,9 @@ class ControlRegistry(Registry):
         """Receivers of ours that ended before the peer opened their control stream (AQ0-29)."""
         self._attached.add(ids.ENTRYPOINT)
         self.entrypoint = self._make(ids.ENTRYPOINT, accessible=True, given=True, assured=True)
+
+    def __len__(self) -> int:
+        return super().__len__() + len(self._unattached)
 
     def create(self, *, keep_sender: bool, is_oneshot: bool) -> Half:
         """A channel of ours, for an attachment that goes out now."""
@@ -66,6 +69,7 @@ class ControlRegistry(Registry):
     def open_entrypoint(self) -> None:
         """A server has said its headers: the entrypoint's control stream follows (AQ0-R13)."""
         self._frames.open(self.entrypoint)
+        self._frames.attached(self.entrypoint)  # which may be closed by now
 
     def attach(self, channel: int, stream: SendStream) -> Half | None:
         """The half that a control stream of the peer is for; None: it is lost (AQ0-25).
@@ -91,8 +95,13 @@ class ControlRegistry(Registry):
     def receiver_closed(self, half: ReceiverHalf) -> None:
         """It has said so, or will once its control stream is attached."""
         super().receiver_closed(half)
-        if half.control is None:
+        if half.control is None and self.created_here(half.channel):
             self._unattached[half.channel] = half
+
+    def disconnect(self, error: ConnectionLost, *, draining: bool) -> None:
+        """Every handle reads ``error``."""
+        super().disconnect(error, draining=draining)
+        self._unattached.clear()
 
     def tell_lost(self, channel: int, half: Half | None) -> None:
         """ClosedChannelLost, for a half that has ceased (AQ0-33); others reset their stream.
