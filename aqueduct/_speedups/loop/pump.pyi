@@ -6,7 +6,7 @@ from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct._speedups.loop.waiter import Waiter
 from aqueduct.carriers.contract import Buffer, Carrier
 from aqueduct.errors import ConnectionLost
-from aqueduct.protocol.channels.connection import ChannelConnection
+from aqueduct.protocol.common.connection import ConnectionCore
 from aqueduct.protocol.common.effects import Effect
 from aqueduct.protocol.common.events import Event
 
@@ -16,7 +16,7 @@ __all__ = ["Pump", "apply"]
 class Pump:
     on_pong: Callable[[], None] | None
     @property
-    def core(self) -> ChannelConnection: ...
+    def core(self) -> ConnectionCore: ...
     @property
     def carrier(self) -> Carrier: ...
     @property
@@ -35,7 +35,7 @@ class Pump:
     def _woken(self) -> deque[Waiter]: ...
     def __init__(
         self,
-        core: ChannelConnection,
+        core: ConnectionCore,
         carrier: Carrier,
         on_event: Callable[[Event], None],
         on_closed: Callable[[], None],
@@ -61,7 +61,7 @@ class Pump:
 def apply(
     wanted: list[Effect],
     extra_streams: int | None,
-    core: ChannelConnection,
+    core: ConnectionCore,
     carrier: Carrier,
     now: float,
 ) -> None: ...

@@ -60,9 +60,7 @@ class Side:
     def send(
         self, half: Any, payload: Any = b"", *attachments: Attach, mode: Mode = Mode.ORDERED
     ) -> int:
-        number = self.core.send(
-            half, payload, self.pair.now, attachments=attachments, mode=mode
-        )
+        number = self.core.send(half, payload, self.pair.now, attachments=attachments, mode=mode)
         self.flush()
         return number
 
@@ -175,7 +173,8 @@ class Side:
             data, fin = data[:room], False
         pipe.sent += len(data)
         self.other.core.receive_stream(there(number), data, fin, now)
-        self.core.written(number, len(data))
+        if data:
+            self.core.written(number, len(data))
 
 
 def there(number: int) -> int:
