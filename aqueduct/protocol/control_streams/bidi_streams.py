@@ -109,6 +109,10 @@ class BidiStreams:
         if found is not None:
             self._outgoing.reset(*found)
 
+    def stopped(self, number: int) -> None:
+        """The peer reads no more of a stream: with that it was given up."""
+        self._resets.pop(number, None)
+
     def clear(self) -> None:
         """The connection is over."""
         self._waiting.clear()

@@ -15,7 +15,7 @@ from aqueduct._speedups.channels.frames import (
 )
 from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct._speedups.control_streams import control_frames as codec
-from aqueduct.errors import RemoteProtocolError, SequenceError
+from aqueduct.errors import LimitExceeded, RemoteProtocolError, SequenceError
 from aqueduct.protocol.common import effects
 from aqueduct.protocol.common.arrivals import Arrivals
 from aqueduct.protocol.common.context import ConnectionContext
@@ -117,20 +117,24 @@ class ControlDispatcher:
             self.arrivals.keep_early(data)
 
     def reset(self, number: int, code: int) -> None:
-        """The peer gave up a stream. A control stream has ended with that (AQ0-31, AQ0-34)."""
+        """The peer gave up a stream. A control stream has ended with that (AQ0-31, AQ0-34).
+
+        What came before on a control stream is read first: the peer may have waited with its reset
+        until it had arrived (AQ0-R5).
+        """
         stream = self.incoming.streams.get(number)
         if stream is None and number >= BIDI:
             stream = self._opened(number)
         if stream is None:
             return
-        self._postponed.pop(stream, None)
-        self._paused.pop(stream, None)
-        connection = self._prelude.is_stream(number)
-        self._leave(stream)
-        if connection:
-            raise SequenceError("the connection control stream was reset (AQ0-19)")
-        if stream.owner is not None:
-            self._control_reset(stream.owner, code)
+        try:
+            if number >= BIDI and (stream.postponed or stream in self._paused):
+                stream.reset = code
+                self._read_before_reset(stream)
+            else:
+                self._given_up(stream, code)
+        except RemoteProtocolError as error:
+            self._fail(error)
 
     def open_gate(self) -> None:
         """The peer's connection headers are in and accepted: what waits for them is read."""
@@ -196,7 +200,9 @@ class ControlDispatcher:
                 handler(stream, frame)
             else:
                 self._on_control(stream, frame)
-        if stream.ignoring:
+        if stream.reset >= 0 and not decoder.paused:
+            self._given_up(stream, stream.reset)
+        elif stream.ignoring:
             if stream.fin:
                 self._leave(stream)
         elif decoder.paused:
@@ -269,6 +275,32 @@ class ControlDispatcher:
                 f"the control stream of {ids.describe(half.channel)} was finished without {what} "
                 "(AQ0-R4)"
             )
+
+    def _read_before_reset(self, stream: ControlRecvStream) -> None:
+        if stream in self._paused:
+            limit = self._shared.config.limits.channels
+            if len(self._paused) > limit:
+                raise LimitExceeded(
+                    f"more than {limit} streams wait for the connection headers (Limits.channels)"
+                )
+            return
+        del self._postponed[stream]
+        stream.postponed = False
+        work, self._shared.work = self._shared.work, 0  # or it would be put off again
+        self.read(stream)
+        self._shared.work += work
+
+    def _given_up(self, stream: ControlRecvStream, code: int) -> None:
+        """The peer gave up a stream, of which nothing is left to be read."""
+        self._postponed.pop(stream, None)
+        self._paused.pop(stream, None)
+        self._leave(stream)
+        if self._prelude.is_stream(stream.number):
+            raise SequenceError("the connection control stream was reset (AQ0-19)")
+        if stream.owner is not None:
+            self._control_reset(stream.owner, code)
+        if stream.number >= BIDI and is_mine(stream.number):
+            self._bidi.heard(stream.number)
 
     def _abandon(self, stream: ControlRecvStream, half: ReceiverHalf) -> None:
         """The receiver of the message that arrives on a stream has ended."""

@@ -37,6 +37,7 @@ class ControlRecvStream:
         "partial",
         "postponed",
         "queue",
+        "reset",
     )
 
     def __init__(self, number: int, limit: int, decoder: ControlFrameDecoder) -> None:
@@ -62,6 +63,8 @@ class ControlRecvStream:
         """Whether it has ended, and its bytes wait here."""
         self.ignoring = False
         self.postponed = False
+        self.reset = -1
+        """The code with which the peer gave it up, while bytes that came before are not read."""
         self.granted = 0
         """Read-ahead beyond the initial window, charged to the budget until the stream ends."""
 
