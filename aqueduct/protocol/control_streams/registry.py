@@ -8,7 +8,7 @@ from aqueduct._speedups.channels.sender import SendStream
 from aqueduct._speedups.control_streams import control_frames as codec
 from aqueduct.errors import LocalProtocolError, SequenceError
 from aqueduct.protocol.common.context import ConnectionContext
-from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.receiver import Received, ReceiverHalf
 from aqueduct.protocol.common.registry import Attach, Half, Registry
 from aqueduct.protocol.control_streams import ids
 from aqueduct.protocol.control_streams.frame_writer import ControlFrameWriter
@@ -94,15 +94,23 @@ class ControlRegistry(Registry):
         if half.control is None:
             self._unattached[half.channel] = half
 
+    def lose(self, half: Half, *, tell_peer: bool) -> tuple[list[int], list[Received]]:
+        """See Registry. A control stream that has ended here cannot be reset any more."""
+        control = half.control
+        alive = self._live.get(half.channel) is half
+        ended = alive and control is not None and (control.fin or control.dead)
+        found = super().lose(half, tell_peer=tell_peer)
+        if tell_peer and ended:
+            self._say_lost(half.channel)
+        return found
+
     def tell_lost(self, channel: int, *, alive: bool) -> None:
         """ClosedChannelLost, for a half that has ceased (AQ0-33); others have reset their stream.
 
         One that was never attached says so when the peer opens its control stream.
         """
         if self._unattached.pop(channel, None) is None and not alive:
-            stream = SendStream(None, control=True)
-            frame = codec.encode_closed_channel_lost(channel)
-            self._shared.outgoing.write(stream, [frame], fin=True)
+            self._say_lost(channel)
 
     def write_closes(self) -> None:
         """What patient receivers owe leaves now."""
@@ -113,6 +121,10 @@ class ControlRegistry(Registry):
         shared.close_due.clear()
 
     # Within
+
+    def _say_lost(self, channel: int) -> None:
+        frame = codec.encode_closed_channel_lost(channel)
+        self._shared.outgoing.write(SendStream(None, control=True), [frame], fin=True)
 
     def _sends(self, channel: int) -> bool:
         return ids.sender(channel) == self._shared.side

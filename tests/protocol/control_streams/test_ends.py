@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aqueduct.errors import Cancelled, LostInTransit, RemoteProtocolError
+from aqueduct.protocol.common.sender import Mode
 from aqueduct.protocol.control_streams.bidi_streams import BIDI
 from tests.protocol.control_streams.pair import Pair, attach
 
@@ -46,6 +47,29 @@ def test_a_reset_that_waits_is_over_once_the_peer_has_answered(answer: str) -> N
     getattr(pair.server.core, answer)(opened(2), 2, pair.now)
     pair.server.flush()
     assert not pair.server.core._bidi._resets
+
+
+@pytest.mark.requirement("AQ0-33")
+@pytest.mark.parametrize("cancel", [False, True])
+def test_a_lost_channel_whose_control_stream_has_ended_is_told_of(cancel: bool) -> None:
+    pair = Pair()
+    ghost = attach(keep_sender=True)
+    pair.client.lose_datagrams = True
+    pair.client.send(pair.sender, b"", ghost, mode=Mode.UNRELIABLE)
+    pair.client.send(ghost.half, b"first")
+    pair.run()
+    assert pair.server.core.channels == 2
+    pair.held.add(opened(1))  # the server's close is not heard
+    if cancel:
+        pair.client.cancel(ghost.half)
+    else:
+        pair.client.finish(ghost.half)
+    pair.advance(3)
+    assert pair.client.core.channels == 1
+    assert pair.server.core.channels == 1
+    pair.held.clear()
+    pair.run()
+    assert pair.server.ended is pair.client.ended is None
 
 
 @pytest.mark.requirement("AQ0-R5")
