@@ -66,6 +66,8 @@ class ControlRegistry(Registry):
     def open_entrypoint(self) -> None:
         """A server has said its headers: the entrypoint's control stream follows (AQ0-R13)."""
         self._frames.open(self.entrypoint)
+        if self._unattached.pop(ids.ENTRYPOINT, None) is not None:
+            self._frames.attached(self.entrypoint)  # it was closed before
 
     def attach(self, channel: int, stream: SendStream) -> Half | None:
         """The half that a control stream of the peer is for; None: it is lost (AQ0-25).

@@ -6,6 +6,7 @@ import pytest
 
 from aqueduct.errors import Cancelled, LostInTransit, RemoteProtocolError
 from aqueduct.protocol.common.sender import Mode
+from aqueduct.protocol.common.state import SenderState
 from aqueduct.protocol.control_streams.bidi_streams import BIDI
 from tests.protocol.control_streams.pair import Pair, attach
 
@@ -70,6 +71,19 @@ def test_a_lost_channel_whose_control_stream_has_ended_is_told_of(cancel: bool) 
     pair.held.clear()
     pair.run()
     assert pair.server.ended is pair.client.ended is None
+
+
+@pytest.mark.requirement("AQ0-R13")
+def test_an_entrypoint_that_was_closed_before_the_headers_says_so() -> None:
+    pair = Pair(connect=False)
+    pair.server.answer = None
+    pair.run()
+    pair.server.close_receiver(pair.receiver)
+    pair.server.core.accept_headers((), pair.now)
+    pair.server.flush()
+    pair.run()
+    assert pair.sender.state is SenderState.ENDED
+    assert pair.client.core.channels == pair.server.core.channels == 0
 
 
 @pytest.mark.requirement("AQ0-R5")
