@@ -18,6 +18,10 @@ from aqueduct.protocol.common.receiver import ReceiverHalf
 from aqueduct.protocol.common.registry import Half
 from aqueduct.protocol.common.sender import SenderHalf
 from aqueduct.protocol.common.state import ReceiverState, SenderState
+from aqueduct.protocol.control_streams.bidi_streams import BIDI
+from aqueduct.protocol.control_streams.connection import ControlConnection
+from aqueduct.protocol.control_streams.dispatch import ControlDispatcher
+from aqueduct.protocol.control_streams.registry import ControlRegistry
 from tests.support.network import NetworkCarrier
 from tests.support.pair import Side
 
@@ -44,7 +48,12 @@ def check_step(world: World) -> None:
 
 def check_rest(world: World) -> None:
     """Nothing moves and nothing is unread: there is state for what is in use, and no other."""
-    for side in world.sides:
+    # Until a control stream is there, no acks come, and ends are not told: much stays as it is.
+    waits = any(
+        isinstance(side.core, ControlConnection) and side.core._bidi._waiting
+        for side in world.sides
+    )
+    for side in () if waits else world.sides:
         core = side.core
         live = {
             half
@@ -56,12 +65,18 @@ def check_rest(world: World) -> None:
         assert set(registry._live.values()) == live, "state of channels that nobody has"
         assert core.channels == len(live)
         assert not registry._ended_early and not registry._pending_tables
-        assert isinstance(registry, ChannelRegistry)
-        assert not registry._forgetting.kept and not registry._forgetting._pending
+        carrier = world.pair.carrier(side)
         mine = {half.control for half in live} | {
             half.message_stream for half in live if isinstance(half, SenderHalf)
         }
-        assert set(core._shared.outgoing._open.values()) <= mine, "streams of ended channels"
+        left = set(core._shared.outgoing._open.values()) - mine
+        if isinstance(registry, ControlRegistry):
+            left -= {core._shared.outgoing._open.get(_connection_stream(side))}
+            _check_bidi(side, carrier, live)
+        else:
+            assert isinstance(registry, ChannelRegistry)
+            assert not registry._forgetting.kept and not registry._forgetting._pending
+        assert not left, "streams of ended channels"
         snapshot = core.snapshot()
         for name in ("streams_waiting", "queued_bytes", "starved_receivers"):
             assert snapshot[name] == 0, snapshot
@@ -69,23 +84,22 @@ def check_rest(world: World) -> None:
         assert snapshot["budget_used_bytes"] == granted
         assert core.held_streams == 0
         open_streams = set(core._shared.outgoing._open)
-        carrier = world.pair.carrier(side)
         assert set(carrier.sending) <= open_streams
         assert set(core._reader.incoming.streams) == set(carrier.receiving)
         other = world.sides[side is world.sides[0]]
         slots = (
             other.core.config.flow.streams
             + other.core.incoming.extra
-            - len(world.pair.carrier(other).receiving)
+            - sum(number < BIDI for number in world.pair.carrier(other).receiving)
         )
         assert carrier.openable >= slots, "slots were not given back"
     for channel in world.channels.values():
         _check_agreement(channel)
         sender, receiver = channel.sender, channel.receiver
-        assert sender is None or not sender.unsettled or _is_final(sender), (
+        assert waits or sender is None or not sender.unsettled or _is_final(sender), (
             "neither acked nor nacked"
         )
-        if sender is not None and receiver is not None:
+        if sender is not None and receiver is not None and not waits:
             assert _is_final(sender) == _is_final(receiver), "one half outlives the other"
 
 
@@ -93,6 +107,9 @@ def check_end(world: World) -> None:
     """Every handle has its final state, the two agree, and no state is left."""
     for side in world.sides:
         snapshot = side.core.snapshot()
+        if world.bidi is not None and not world.over:
+            snapshot["streams_in"] -= 1  # that of the connection
+            snapshot["streams_out"] -= 1
         left = [name for name, value in snapshot.items() if value]
         if world.over:
             assert isinstance(side.core.error, ConnectionLost)
@@ -100,6 +117,8 @@ def check_end(world: World) -> None:
         assert not left, snapshot
         assert side.core.held_streams == 0
         assert side.core.next_deadline() is None
+        if not world.over and isinstance(side.core, ControlConnection):
+            assert not side.core._bidi._waiting
     if not world.over:
         check_rest(world)
     for channel in world.channels.values():
@@ -163,11 +182,33 @@ def _check_books(side: Side, carrier: NetworkCarrier, halves: set[Half]) -> None
     assert shared.budget_used <= flow.receive_budget + assured
     assert shared.outgoing.queued == queued
     assert core.held_streams == sum(stream.held for stream in streams.values())
-    assert core._reader.incoming._gathered == sum(stream.gathered for stream in streams.values())
+    if not isinstance(core, ControlConnection):
+        gathered = sum(stream.gathered for stream in streams.values())
+        assert core._reader.incoming._gathered == gathered
     # What the core waits for is what the carrier still has.
     for number, stream in shared.outgoing._open.items():
         sending = carrier.sending.get(number)
         assert stream.queued == (sending.unwritten if sending is not None else 0)
+
+
+def _connection_stream(side: Side) -> int:
+    return BIDI if side.core.is_client else BIDI | 1
+
+
+def _check_bidi(side: Side, carrier: NetworkCarrier, live: set[Half]) -> None:
+    """Control streams are those of channels that live, and nothing waits for others."""
+    core = side.core
+    assert isinstance(core, ControlConnection)
+    registry, bidi = core._registry, core._bidi
+    assert isinstance(registry, ControlRegistry)
+    assert not bidi._resets, "a reset that never comes"
+    assert not registry._unattached, "a receiver that never closes"
+    numbers = {half.control.number for half in live if half.control is not None} - {-1}
+    assert set(carrier.bidi_ends) == numbers | {_connection_stream(side)}
+    assert set(bidi.owners) <= numbers
+    reader = core._reader
+    assert isinstance(reader, ControlDispatcher)
+    assert not reader._paused and not reader._postponed
 
 
 def _halves(world: World, side: Side) -> set[Half]:
@@ -261,8 +302,11 @@ def _check_close(world: World) -> None:
     for channel in world.channels.values():
         if channel.sender_side is world.closer and channel.finished and channel.taken:
             sent = channel.sent.values()
+            control = channel.sender.control if channel.sender is not None else None
             if (
                 not channel.closed
+                # The draft says the end of a channel on its control stream, once that is there.
+                and (world.bidi is None or (control is not None and control.number >= 0))
                 and sent
                 and all(message in world.before_close and message.reliable for message in sent)
             ):

@@ -1,5 +1,8 @@
 """A network between two carriers in virtual time: what QUIC promises, and no more than that.
 
+Both directions of a bidirectional stream are streams of their own; with the second, its slot
+returns.
+
 Each piece of a stream, each datagram and each signal is a packet with a fate of its own: delayed,
 late by jitter, lost, doubled. What QUIC sends again arrives late instead of never, and a stream
 waits for its gaps, but no stream waits for another: data overtakes data, a reset its stream, a
@@ -21,6 +24,7 @@ from typing import Any
 from aqueduct.carriers.contract import Buffer, CarrierUser
 from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost, LocalProtocolError
+from aqueduct.protocol.control_streams.bidi_streams import BIDI, is_mine
 
 __all__ = ["CLEAR", "Network", "NetworkCarrier", "Weather"]
 
@@ -63,7 +67,9 @@ class Network:
         datagram_limit: int = 1200,
         datagram_queue: int = 256,
         now: float = 0.0,
+        bidi: tuple[int, int] = (0, 0),
     ) -> None:
+        """``bidi``: bidirectional streams that the client, and the server, may have open."""
         self.now = now
         self.weather = weather
         self.packets = 0
@@ -76,6 +82,8 @@ class Network:
         self.server = NetworkCarrier(self, False, server_config, datagram_limit, datagram_queue)
         self.client.join(self.server, server_config)
         self.server.join(self.client, config)
+        self.client.bidi_limit, self.server.bidi_limit = bidi
+        self.client.bidi_allowed, self.server.bidi_allowed = reversed(bidi)
 
     @property
     def next_event(self) -> float | None:
@@ -196,12 +204,16 @@ class Receiving:
     """Its length, once known."""
 
 
+def there(stream: int) -> int:
+    """The other side's number of a stream."""
+    return stream ^ 1 if stream >= BIDI else stream
+
+
 class NetworkCarrier:
     """One end of a network; a Carrier."""
 
     scheme = "network"
     bidi = False
-    bidi_openable = 0
     loopback = False
     suspended = False
     resumes = 0
@@ -234,11 +246,19 @@ class NetworkCarrier:
         self._user: CarrierUser | None = None
         self._touched = False
         self._opened = 0
+        self.bidi_limit = 0
+        """Bidirectional streams that this side may have opened until now."""
+        self.bidi_allowed = 0
+        """The same for the peer."""
+        self.bidi_ends: dict[int, int] = {}
+        """How many directions of each open bidirectional stream have ended."""
+        self._bidi_opened = 0
         self._ready: dict[int, None] = {}
         self._in_flight = 0
         self._datagram_queue = datagram_queue
         self._datagrams: deque[tuple[int, bytes]] = deque()
         self._ended: set[int] = set()
+        self._ended_uni = 0
         self._announced = config.flow.streams
         self._extra = 0
         self._stopped: set[int] = set()
@@ -255,6 +275,10 @@ class NetworkCarrier:
     def openable(self) -> int:
         return 0 if self.over else self._stream_limit - self._opened
 
+    @property
+    def bidi_openable(self) -> int:
+        return 0 if self.over else self.bidi_limit - self._bidi_opened
+
     def attach(self, user: CarrierUser) -> None:
         self._user = user
         # A handshake: the server is up with the client's second packet at the latest.
@@ -264,14 +288,16 @@ class NetworkCarrier:
     def write(self, stream: int, buffers: Sequence[Buffer], fin: bool) -> None:
         if self.over or self._close is not None:
             return
-        if stream == self._opened:
+        if stream >= BIDI:
+            self._write_bidi(stream)
+        elif stream == self._opened:
             if self.openable < 1:
                 raise LocalProtocolError(f"stream {stream}: the peer allows no more streams now")
             self._opened += 1
             self.sending[stream] = Sending(self._window)
         elif stream > self._opened:
             raise LocalProtocolError(f"stream {stream}: the next one to open is {self._opened}")
-        elif stream in self._stopped:
+        if stream in self._stopped:
             return
         state = self.sending.get(stream)
         if state is None or state.fin:
@@ -285,19 +311,19 @@ class NetworkCarrier:
     def reset(self, stream: int, code: int) -> None:
         if self.over or self._close is not None:
             return
-        if stream >= self._opened:
+        if not self._was_opened(stream):
             raise LocalProtocolError(f"stream {stream} was never opened")
         if self._drop(stream):
-            self._network.send(lambda: self._other.arrive_reset(stream, code))
+            self._network.send(lambda: self._other.arrive_reset(there(stream), code))
 
     def stop(self, stream: int, code: int) -> None:
         if self._is_open(stream):
-            self._network.send(lambda: self._other.arrive_stop(stream, code))
+            self._network.send(lambda: self._other.arrive_stop(there(stream), code))
 
     def credit(self, stream: int, limit: int) -> None:
         if self._is_open(stream) and limit > self.receiving[stream].limit:
             self.receiving[stream].limit = limit
-            self._network.send(lambda: self._other.arrive_credit(stream, limit))
+            self._network.send(lambda: self._other.arrive_credit(there(stream), limit))
 
     def expect_input(self) -> None:
         pass
@@ -416,7 +442,7 @@ class NetworkCarrier:
         if self.over or not self._drop(stream):
             return
         self._stopped.add(stream)
-        self._network.send(lambda: self._other.arrive_reset(stream, code))
+        self._network.send(lambda: self._other.arrive_reset(there(stream), code))
         self._report().stream_stopped(stream, code)
 
     def arrive_credit(self, stream: int, limit: int) -> None:
@@ -429,6 +455,11 @@ class NetworkCarrier:
     def arrive_slots(self, limit: int) -> None:
         if not self.over and limit > self._stream_limit:
             self._stream_limit = limit
+            self._report().openable_changed()
+
+    def arrive_bidi_slots(self, limit: int) -> None:
+        if not self.over and limit > self.bidi_limit:
+            self.bidi_limit = limit
             self._report().openable_changed()
 
     def arrive_datagram(self, data: bytes) -> None:
@@ -464,6 +495,7 @@ class NetworkCarrier:
                 break
         if state.fin_acked and not state.unwritten:
             del self.sending[stream]
+            self._end_direction(stream)
         if state.acked_to > before:
             self._report().written(stream, state.acked_to - before)
         self.flush()
@@ -539,14 +571,17 @@ class NetworkCarrier:
         def arrive() -> None:
             if not self._other.over:
                 network.send(landed)
-            self._other.arrive_piece(stream, offset, data, fin)
+            self._other.arrive_piece(there(stream), offset, data, fin)
 
         network.send(arrive)
 
     def _open(self, stream: int) -> Receiving | None:
         if stream in self._ended:
             return None
-        assert stream < self._announced, f"stream {stream}: {self._announced} were allowed"
+        if stream >= BIDI:
+            self._open_bidi(stream)
+        else:
+            assert stream < self._announced, f"stream {stream}: {self._announced} were allowed"
         if stream not in self.receiving:
             self.receiving[stream] = Receiving(self._config.flow.initial_window)
         return self.receiving[stream]
@@ -561,10 +596,14 @@ class NetworkCarrier:
     def _end_stream(self, stream: int) -> None:
         del self.receiving[stream]
         self._ended.add(stream)
-        self._announce()
+        if stream >= BIDI:
+            self._end_direction(stream)
+        else:
+            self._ended_uni += 1
+            self._announce()
 
     def _announce(self) -> None:
-        limit = self._config.flow.streams + len(self._ended) + self._extra
+        limit = self._config.flow.streams + self._ended_uni + self._extra
         if limit > self._announced:
             self._announced = limit
             self._network.send(lambda: self._other.arrive_slots(limit))
@@ -572,7 +611,50 @@ class NetworkCarrier:
     def _drop(self, stream: int) -> bool:
         """Forgets a stream of mine; False if it had ended."""
         self._ready.pop(stream, None)
-        return self.sending.pop(stream, None) is not None
+        found = self.sending.pop(stream, None) is not None
+        if found:
+            self._end_direction(stream)
+        return found
+
+    def _was_opened(self, stream: int) -> bool:
+        if stream < BIDI:
+            return stream < self._opened
+        return stream in self.bidi_ends or stream in self._ended
+
+    def _write_bidi(self, stream: int) -> None:
+        opening = BIDI | self._bidi_opened << 1
+        if stream == opening:
+            if self.bidi_openable < 1:
+                raise LocalProtocolError(f"stream {stream:#x}: the peer allows no more now")
+            self._bidi_opened += 1
+            self.bidi_ends[stream] = 0
+            self.sending[stream] = Sending(self._window)
+        elif is_mine(stream) and stream > opening:
+            raise LocalProtocolError(f"stream {stream:#x}: the next one to open is {opening:#x}")
+
+    def _open_bidi(self, stream: int) -> None:
+        """The peer opens a stream with the first thing that arrives of it."""
+        if not is_mine(stream) and stream not in self.bidi_ends:
+            number = (stream - BIDI) >> 1
+            assert number < self.bidi_allowed, f"stream {stream:#x}: too many bidirectional ones"
+            self.bidi_ends[stream] = 0
+            self.sending[stream] = Sending(self._window)
+
+    def allow_bidi(self, count: int) -> None:
+        """The peer may open so many bidirectional streams more."""
+        limit = self.bidi_allowed = self.bidi_allowed + count
+        self._network.send(lambda: self._other.arrive_bidi_slots(limit))
+
+    def _end_direction(self, stream: int) -> None:
+        """Of a bidirectional stream; with the second, the peer may open another."""
+        if stream < BIDI:
+            return
+        self.bidi_ends[stream] += 1
+        if self.bidi_ends[stream] < 2:
+            return
+        del self.bidi_ends[stream]
+        if not is_mine(stream):
+            self.allow_bidi(1)
 
     def _close_if_drained(self) -> None:
         if self._close is not None and not self.over and not self.sending_anything:

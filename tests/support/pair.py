@@ -18,11 +18,13 @@ from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.common import effects
+from aqueduct.protocol.common.connection import ConnectionCore
 from aqueduct.protocol.common.events import Closed, Event, Headers, HeadersReceived
 from aqueduct.protocol.common.receiver import Received, ReceiverHalf
 from aqueduct.protocol.common.registry import Attach
 from aqueduct.protocol.common.send_streams import SendStream
 from aqueduct.protocol.common.sender import Mode, SenderHalf
+from aqueduct.protocol.control_streams.connection import ControlConnection
 from tests.support.network import CLEAR, Network, NetworkCarrier, Weather
 
 __all__ = ["Cores", "NetworkPair", "Pair", "Side"]
@@ -35,11 +37,15 @@ class Side:
     """One core over one end of the link; the carrier's user."""
 
     def __init__(
-        self, pair: Cores, carrier: memory.MemoryCarrier | NetworkCarrier, config: Config
+        self,
+        pair: Cores,
+        carrier: memory.MemoryCarrier | NetworkCarrier,
+        config: Config,
+        kind: type[ChannelConnection] | type[ControlConnection] = ChannelConnection,
     ) -> None:
         self.pair = pair
         self.carrier = carrier
-        self.core = ChannelConnection(is_client=carrier.is_client, config=config)
+        self.core: ConnectionCore = kind(is_client=carrier.is_client, config=config)
         self.events: list[Event] = []
         self.applied: list[effects.Effect] = []
         """Every effect so far, for tests that look at the wire."""
@@ -58,7 +64,7 @@ class Side:
 
     def connected(self) -> None:
         self.core.start(self.pair.now, self.carrier.datagram_limit)
-        self.core.openable_changed(self.carrier.openable, self.pair.now)
+        self.openable_changed()
         self.core.datagram_room_changed(self.carrier.datagram_room, self.pair.now)
 
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
@@ -82,6 +88,9 @@ class Side:
 
     def openable_changed(self) -> None:
         self.core.openable_changed(self.carrier.openable, self.pair.now)
+        if isinstance(self.core, ControlConnection):
+            assert isinstance(self.carrier, NetworkCarrier)
+            self.core.bidi_openable_changed(self.carrier.bidi_openable, self.pair.now)
 
     def datagram_room_changed(self) -> None:
         self.core.datagram_room_changed(self.carrier.datagram_room, self.pair.now)
@@ -291,9 +300,12 @@ class NetworkPair(Cores):
         weather: Weather = CLEAR,
         datagram_limit: int = 1200,
         datagram_queue: int = 256,
+        bidi: tuple[int, int] | None = None,
     ) -> None:
+        """``bidi``: see Network; with it, the cores are those of the control-stream draft."""
         self.now = 100.0
         server_config = server_config or config
+        kind = ChannelConnection if bidi is None else ControlConnection
         self.network = Network(
             config,
             server_config,
@@ -302,9 +314,10 @@ class NetworkPair(Cores):
             datagram_limit=datagram_limit,
             datagram_queue=datagram_queue,
             now=self.now,
+            bidi=bidi or (0, 0),
         )
-        self.client = Side(self, self.network.client, config)
-        self.server = Side(self, self.network.server, server_config)
+        self.client = Side(self, self.network.client, config, kind)
+        self.server = Side(self, self.network.server, server_config, kind)
 
     def carrier(self, side: Side) -> NetworkCarrier:
         return self.network.client if side is self.client else self.network.server

@@ -15,12 +15,14 @@ import traceback
 from typing import Final
 
 from aqueduct.protocol.common.sender import Mode
-from tests.support.world import CHOICES, WEATHERS, Settings, World
+from tests.support.world import BIDI_CHOICES, CHOICES, WEATHERS, Settings, World
 
-__all__ = ["PROFILES", "main", "replay", "run"]
+__all__ = ["DIALECTS", "PROFILES", "main", "replay", "run"]
 
 MODES: Final = (Mode.ORDERED, Mode.ORDERED, Mode.UNORDERED, Mode.UNRELIABLE)
 LAST_STEPS: Final = 25
+
+DIALECTS: Final = ("channels", "control-streams")
 
 PROFILES: Final[dict[str, tuple[int, int]]] = {
     "any": (0, 3),
@@ -47,18 +49,25 @@ SHARES: Final = {
 class Driver:
     """Random steps of one world."""
 
-    def __init__(self, seed: int, profile: str) -> None:
+    def __init__(self, seed: int, profile: str, dialect: str, steps: int = 0) -> None:
+        """``steps``: so many; 0: a number of its own."""
         self.rng = rng = random.Random(seed)
+        first, stop = PROFILES[profile]
+        control = dialect == "control-streams"
         self.world = World(
-            drawn_settings(rng, profile),
-            rng.choice((None, drawn_settings(rng, profile))),
+            drawn_settings(rng, profile, datagrams=control),
+            rng.choice((None, drawn_settings(rng, profile, datagrams=control))),
             seed,
             rng.choice(WEATHERS[:4]),
+            (rng.choice(BIDI_CHOICES[first:stop]), rng.choice(BIDI_CHOICES[first:stop]))
+            if control
+            else None,
         )
         self.largest = rng.choice((50, 3_000, 60_000, 200_000))
         self.burst = rng.choice((1, 1, 8, 40))
         self.modes = rng.choice((MODES, MODES, (Mode.ORDERED,), (Mode.UNRELIABLE,)))
-        self.steps = rng.choice((20, 100, 100, 300))
+        drawn = rng.choice((20, 100, 100, 300))
+        self.steps = steps or drawn
         self.ending = rng.choice(("", "", "", "", "", "", "cut", "close"))
 
     def run(self) -> None:
@@ -124,28 +133,34 @@ class Driver:
         self.world.calm()
 
 
-def drawn_settings(rng: random.Random, profile: str) -> Settings:
-    """Of the choices that the profile has."""
+def drawn_settings(rng: random.Random, profile: str, *, datagrams: bool) -> Settings:
+    """Of the choices that the profile has; ``datagrams``: only what has them."""
     first, stop = PROFILES[profile]
-    return Settings(**{name: rng.choice(values[first:stop]) for name, values in CHOICES.items()})
+    drawn = {name: rng.choice(values[first:stop]) for name, values in CHOICES.items()}
+    if datagrams:
+        drawn["datagram_limit"] = drawn["datagram_limit"] or CHOICES["datagram_limit"][0]
+    return Settings(**drawn)
 
 
-def replay(seed: int, profile: str) -> str:
+def replay(seed: int, profile: str, dialect: str, steps: int) -> str:
     """The command that runs a seed again."""
-    return f"python -m tests.support.simulate --seeds {seed} --profile {profile}"
+    command = f"python -m tests.support.simulate --seeds {seed} --profile {profile}"
+    if dialect != DIALECTS[0]:
+        command += f" --dialect {dialect}"
+    return f"{command} --steps {steps}" if steps else command
 
 
-def run(seed: int, profile: str = "any") -> World:
+def run(seed: int, profile: str = "any", dialect: str = "channels", steps: int = 0) -> World:
     """One run. Raises what failed, with notes: the last steps, and how to replay it."""
-    driver = Driver(seed, profile)
+    driver = Driver(seed, profile, dialect, steps)
     try:
         driver.run()
     except BaseException as error:
-        steps = driver.world.trace
-        error.add_note(f"{len(steps)} steps; {driver.world.settings}; the last ones:")
-        for line in steps[-LAST_STEPS:]:
+        trace = driver.world.trace
+        error.add_note(f"{len(trace)} steps; {driver.world.settings}; the last ones:")
+        for line in trace[-LAST_STEPS:]:
             error.add_note("  " + line)
-        error.add_note(f"replay: {replay(seed, profile)}")
+        error.add_note(f"replay: {replay(seed, profile, dialect, steps)}")
         raise
     return driver.world
 
@@ -154,13 +169,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.support.simulate", description=__doc__)
     parser.add_argument("--seeds", default="0-99", help="one, or the first and the last")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="any")
+    parser.add_argument("--dialect", choices=DIALECTS, default=DIALECTS[0])
+    parser.add_argument("--steps", type=int, default=0, help="of each run; 0: it draws a number")
     parser.add_argument("--trace", action="store_true", help="print every step")
     options = parser.parse_args(arguments)
     first, _, last = options.seeds.partition("-")
     failed = 0
     for seed in range(int(first), int(last or first) + 1):
         try:
-            world = run(seed, options.profile)
+            world = run(seed, options.profile, options.dialect, options.steps)
         except Exception:  # noqa: BLE001 - whatever a run fails with is its result
             failed += 1
             traceback.print_exc()

@@ -76,6 +76,9 @@ CHOICES: Final[dict[str, tuple[int, ...]]] = {
 }
 """What settings are made of, the default first."""
 
+BIDI_CHOICES: Final = (1000, 20, 2)
+"""Bidirectional streams that a side of the control-stream draft lets its peer have open."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
@@ -176,9 +179,18 @@ class World:
     """One run."""
 
     def __init__(
-        self, settings: Settings, server: Settings | None, seed: int, weather: Weather
+        self,
+        settings: Settings,
+        server: Settings | None,
+        seed: int,
+        weather: Weather,
+        bidi: tuple[int, int] | None = None,
     ) -> None:
-        """``server``: its settings, if they are not the client's. Datagrams are as the client's."""
+        """``server``: its settings, if they are not the client's. Datagrams are as the client's.
+
+        ``bidi``: see NetworkPair; with it, the two speak the control-stream draft.
+        """
+        self.bidi = bidi
         self.settings = settings, server or settings
         self.pair = NetworkPair(
             settings.config,
@@ -187,6 +199,7 @@ class World:
             weather=weather,
             datagram_limit=settings.datagram_limit,
             datagram_queue=settings.datagram_queue,
+            bidi=bidi,
         )
         self.sides = self.pair.sides
         self.trace: list[str] = []
@@ -382,7 +395,21 @@ class World:
         self._log("end")
         self.pair.network.weather = CLEAR
         self._settle()
-        assert not any(is_open(half) for half in self.blocked), "waits for room for ever"
+        # Without control streams no ack comes, so a sender may wait until others have ended.
+        if self.bidi is None or min(self.bidi) >= BIDI_CHOICES[0]:
+            assert not any(is_open(half) for half in self.blocked), "waits for room for ever"
+        self._finish_all()
+        if self.bidi is not None and not self.over:
+            # What waits for a control stream may keep what those that have one wait for.
+            for side in self.sides:
+                self.pair.carrier(side).allow_bidi(BIDI_CHOICES[0])
+            self._settle()
+            self._finish_all()
+        claims.check_end(self)
+
+    # Within
+
+    def _finish_all(self) -> None:
         # Channels of messages that nobody had taken come to light meanwhile.
         while not self.over and (found := [c for c in self.channels.values() if is_open(c.sender)]):
             for channel in found:
@@ -390,9 +417,6 @@ class World:
                     channel.finished = True
                     channel.sender_side.finish(channel.sender)
             self._settle()
-        claims.check_end(self)
-
-    # Within
 
     def _log(self, name: str, *arguments: object) -> None:
         self.failed = True
@@ -420,8 +444,14 @@ class World:
             attach = ()
         side = channel.sender_side
         mark = self.messages.to_bytes(4, "little")
+        if self.bidi is not None:
+            header = -1  # the draft has none
         attaches = [
-            Attach(keep_sender=keep, is_oneshot=shot, headers=((b"c", mark + bytes([index])),))
+            Attach(
+                keep_sender=keep,
+                is_oneshot=shot,
+                headers=((b"c", mark + bytes([index])),) if self.bidi is None else (),
+            )
             for index, (keep, shot) in enumerate(attach)
         ]
         self.messages += 1

@@ -91,6 +91,8 @@ class BidiStreams:
                 self._weigh(waiting, size_of(frames))
         elif not stream.fin:
             self._outgoing.write(stream, frames, fin=fin)
+            if fin and not stream.queued:
+                self._outgoing.leave(stream)  # no bytes are left that could be told as written
 
     def reset(self, stream: SendStream, code: int) -> None:
         """Gives up a direction, once the peer has what was written on it."""
@@ -115,6 +117,10 @@ class BidiStreams:
         found = self._resets.pop(number, None)
         if found is not None:
             self._outgoing.reset(*found)
+
+    def stopped(self, number: int) -> None:
+        """The peer reads no more of a stream: with that it was given up."""
+        self._resets.pop(number, None)
 
     def clear(self) -> None:
         """The connection is over."""

@@ -57,6 +57,11 @@ class ControlConnection(ConnectionCore):
         if self.error is None:
             self._bidi.openable_changed(count)
 
+    def receive_stop(self, stream: int, code: int, now: float) -> None:
+        """The peer reads no more of a stream of ours."""
+        super().receive_stop(stream, code, now)
+        self._bidi.stopped(stream)
+
     def written(self, stream: int, size: int) -> bool:
         """Bytes of a stream of ours left the carrier. Returns ``waits``."""
         waits = super().written(stream, size)

@@ -119,7 +119,11 @@ class ControlDispatcher:
             self.arrivals.keep_early(data)
 
     def reset(self, number: int, code: int) -> None:
-        """The peer gave up a stream. A control stream has ended with that (AQ0-31, AQ0-34)."""
+        """The peer gave up a stream. A control stream has ended with that (AQ0-31, AQ0-34).
+
+        What came before on a control stream is read first: the peer may have waited with its reset
+        until it had arrived (AQ0-R5).
+        """
         stream = self.incoming.streams.get(number)
         if stream is None:
             if number < BIDI or (is_mine(number) and number not in self._bidi.owners):
@@ -283,6 +287,8 @@ class ControlDispatcher:
         self._end_answer(stream)
         if stream.owner is not None:
             self._control_reset(stream.owner, code)
+        if stream.number >= BIDI and is_mine(stream.number):
+            self._bidi.heard(stream.number)
 
     def _end_answer(self, stream: ControlRecvStream) -> None:
         """A stream that ended before its ChannelControl takes no slot for ever (AQ0-R5)."""

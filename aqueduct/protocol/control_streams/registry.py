@@ -126,6 +126,10 @@ class ControlRegistry(Registry):
 
     # Within
 
+    def _say_lost(self, channel: int) -> None:
+        frame = codec.encode_closed_channel_lost(channel)
+        self._shared.outgoing.write(SendStream(None, control=True), [frame], fin=True)
+
     def _sends(self, channel: int) -> bool:
         return ids.sender(channel) == self._shared.side
 

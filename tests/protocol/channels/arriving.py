@@ -30,7 +30,9 @@ def frames(sizes: list[int], *, finish: bool) -> bytes:
 
 def server(config: Config = DEFAULT) -> ChannelConnection:
     """A server that has accepted its client."""
-    return Pair(config).server.core
+    core = Pair(config).server.core
+    assert isinstance(core, ChannelConnection)
+    return core
 
 
 def entry(core: ChannelConnection) -> ReceiverHalf:

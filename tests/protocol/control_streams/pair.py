@@ -173,7 +173,8 @@ class Side:
             data, fin = data[:room], False
         pipe.sent += len(data)
         self.other.core.receive_stream(there(number), data, fin, now)
-        self.core.written(number, len(data))
+        if data:
+            self.core.written(number, len(data))
 
 
 def there(number: int) -> int:
