@@ -124,12 +124,13 @@ class Client(AsyncClosing):
         be reached, and ConnectionLost when it refuses the headers.
         """
         check_patches()
+        parsed = address if isinstance(address, Address) else Address.parse(address)
+        parsed.for_calls()
         connection = await connect(
-            address, headers=connection_headers(headers), config=config, tls=tls
+            parsed, headers=connection_headers(headers), config=config, tls=tls
         )
         if keep_alive:
             connection.hold()
-        parsed = address if isinstance(address, Address) else Address.parse(address)
         compression = codec_of(parsed.options.get("compression", "none"))
         return cls(connection, address=plain(address), token=token, compression=compression)
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aqueduct._speedups.channels.receiver import ReceiveQueue
+from aqueduct.address import Address
 from aqueduct.arrow.ipc import LONG_SCHEMA
 from aqueduct.carriers.certificates import ServerTls
 from aqueduct.carriers.contract import Bound
@@ -194,6 +195,8 @@ class RunningService:
         """
         reactive = [each for each in addresses if is_reactive(each)]
         others = [each for each in addresses if not is_reactive(each)]
+        for each in others:
+            (each.address if isinstance(each, Bound) else Address.parse(each)).for_calls()
         if others or not reactive:
             self._server = await serve(
                 self._serve_connection, others, config=self.config, tls=self._tls
