@@ -30,4 +30,4 @@ async def test_a_client_does_not_connect_to_an_address_of_the_draft() -> None:
 
 def test_spark_refuses_an_address_of_the_draft_on_the_driver() -> None:
     with pytest.raises(ConfigError, match=r"no message headers.*leave out dialect"):
-        _addresses(f"aqueduct+tcp://127.0.0.1:1 {DRAFT}")
+        _addresses(f"aqueduct+tcp://127.0.0.1:1,{DRAFT}")
