@@ -107,11 +107,14 @@ class ControlRegistry(Registry):
         """ClosedChannelLost, for a half that has ceased (AQ0-33); others reset their stream.
 
         So does a sender that has finished or reset its direction, which says no more. A half that
-        was never attached says so when the peer opens its control stream.
+        was never attached says so when the peer opens its control stream. Of channels of the peer
+        it knows itself (AQ0-R11).
         """
         control = None if half is None else half.control
         silent = half is None or (control is not None and (control.fin or control.dead))
-        if self._unattached.pop(channel, None) is None and silent:
+        if self._unattached.pop(channel, None) is not None or not self.created_here(channel):
+            return
+        if silent:
             stream = SendStream(None, control=True)
             frame = codec.encode_closed_channel_lost(channel)
             self._shared.outgoing.write(stream, [frame], fin=True)
