@@ -179,6 +179,17 @@ def test_pages_are_text_and_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+def test_tests_that_a_page_names_exist() -> None:
+    named = {
+        name
+        for page in requirements.PAGES.glob("*.md")
+        for name in re.findall(r"`(test_[a-z0-9_]+)`", page.read_text(encoding="utf-8"))
+    }
+    sources = "".join(path.read_text(encoding="utf-8") for path in tracked(".py"))
+    assert len(named) > 15
+    assert [name for name in named if f"def {name}(" not in sources] == []
+
+
 def test_numbers_in_comments_are_on_a_page() -> None:
     pages = [*tracked(".py", ".pyx", ".pxd", ".pyi"), *ROOT.glob("*.md")]
     cited = {

@@ -11,6 +11,7 @@ from aqueduct._speedups.control_streams.control_frames import ControlFrameDecode
 from aqueduct.protocol.common import effects
 from aqueduct.protocol.common.context import ConnectionContext
 from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.control_streams.bidi_streams import BIDI
 
 __all__ = ["ControlRecvStream", "ControlRecvStreams"]
 
@@ -120,8 +121,8 @@ class ControlRecvStreams:
             self._lasting += 1
 
     def hold(self, stream: ControlRecvStream) -> None:
-        """Its bytes wait; if it has ended, so does its slot."""
-        if stream.fin and not stream.held:
+        """Its bytes wait; if it has ended, so does its slot: one of those for messages."""
+        if stream.fin and not stream.held and stream.number < BIDI:
             stream.held = True
             self.held += 1
 

@@ -108,16 +108,14 @@ class ControlRegistry(Registry):
 
         So does a sender that has finished or reset its direction, which says no more. A half that
         was never attached says so when the peer opens its control stream. Of channels of the peer
-        it knows itself (AQ0-R11).
+        there is nothing to be told so (AQ0-R11).
         """
+        if not self.created_here(channel):
+            return
         control = None if half is None else half.control
         silent = half is None or (control is not None and (control.fin or control.dead))
-        if self._unattached.pop(channel, None) is not None or not self.created_here(channel):
-            return
-        if silent:
-            stream = SendStream(None, control=True)
-            frame = codec.encode_closed_channel_lost(channel)
-            self._shared.outgoing.write(stream, [frame], fin=True)
+        if self._unattached.pop(channel, None) is None and silent:
+            self._say_lost(channel)
 
     def write_closes(self) -> None:
         """What patient receivers owe leaves now."""

@@ -116,6 +116,18 @@ def test_a_client_holds_back_what_overtakes_the_headers() -> None:
 
 
 @pytest.mark.requirement("AQ0-R10")
+def test_control_streams_that_wait_keep_no_slots_of_messages_back() -> None:
+    lone = Lone(greet=False)
+    half = lone.create(keep_sender=False)
+    lone.control(half.channel, codec.encode_control_finish(1), fin=True)
+    assert lone.core.incoming.extra == lone.core.held_streams == 0
+    lone.say(message(half.channel, 0))
+    assert lone.core.held_streams == 1
+    lone.greet()
+    assert lone.core.held_streams == 0
+
+
+@pytest.mark.requirement("AQ0-R10")
 @pytest.mark.requirement("AQ0-R5")
 def test_a_cancel_that_overtakes_the_headers_is_not_missed() -> None:
     lone = Lone(greet=False)

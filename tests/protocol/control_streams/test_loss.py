@@ -231,6 +231,20 @@ def test_what_was_not_taken_of_a_lost_channel_is_lost_with_its_attachments() -> 
 
 
 @pytest.mark.requirement("AQ0-R6")
+@pytest.mark.requirement("AQ0-R11")
+def test_a_channel_of_the_peer_is_never_told_lost_by_a_frame() -> None:
+    lone = Lone("server")
+    lone.say(message(0, 0, b"", [8]))
+    assert lone.take(lone.receiver) is not None
+    lone.say(message(8, 0, b"", [1]))
+    lone.core.receive_stop(mine(2), 2, lone.now)  # so its direction is dead
+    lone.apply()
+    lone.reset(mine(1), 2)
+    assert lone.core.channels == 1
+    assert told_lost(lone) == []
+
+
+@pytest.mark.requirement("AQ0-R6")
 def test_what_was_finished_within_a_dropped_message_is_dropped_too() -> None:
     lone = Lone("server")
     lone.say(message(8, 0, b"", [16]))
