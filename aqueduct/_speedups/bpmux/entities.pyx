@@ -90,13 +90,13 @@ cdef class Item:
 cdef class Entity:
     """One half of a conversation. What is here may be read; commands of Mux change it.
 
-    ``user`` and ``number`` are the owner's; ``twin`` the other half of a Duplex. Of the protocol (BP-5):
-    ``credit_out``, bytes that we may send; ``credit_in``, that the peer may; ``end_out``, our end
-    has left and nothing else does (BP-R8); ``end_in``, the peer's is here and not acknowledged;
-    ``partial``, bytes missing of a payload in Partial mode. ``opened``: the peer knows it, or will.
-    ``ending``: our end is queued or has left. ``gone``: in no map any more. ``keep``: bytes of
-    credit_out that only ends and urgent messages use. ``items`` wait to be sent, as do ``grant``
-    (credit), ``pings`` and ``pongs``. ``awaited``: pings without an answer.
+    ``user`` and ``number`` are the owner's; ``twin`` the other half of a Duplex. Of the protocol
+    (BP-5): ``credit_out``, bytes that we may send; ``credit_in``, that the peer may; ``end_out``,
+    our end has left and nothing else does (BP-R8); ``end_in``, the peer's is here and not
+    acknowledged; ``partial``, bytes missing of a payload in Partial mode. ``opened``: the peer
+    knows it, or will. ``ending``: our end is queued or has left. ``gone``: in no map any more.
+    ``keep``: bytes of credit_out that only ends and urgent messages use. ``items`` wait to be sent,
+    as do ``grant`` (credit), ``pings`` and ``pongs``. ``awaited``: pings without an answer.
     """
 
     def __init__(self, int place, uint64_t identifier):
