@@ -7,7 +7,7 @@ import gc
 import re
 import socket
 import ssl
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,7 +146,8 @@ async def test_a_slow_setup_is_cut_off() -> None:
 
         dripping = asyncio.ensure_future(drip())
         peer.say(frame(frames.SETUP, 0, bytes(1000))[:20])
-        await peer.end()
+        with suppress(ConnectionResetError):  # a byte may come after the close
+            await peer.end()
         dripping.cancel()
         await goes_on(server)
 
