@@ -75,6 +75,7 @@ cdef class SenderBase:
     cdef public SendStream control
     cdef public object unordered    # an UnorderedStreams, or None
     cdef public bint finish_waits
+    cdef public bint posts          # whether ``post`` frames messages as its dialect does
     cdef object _ends               # of large batches, counted in bytes; None: there was none
     cdef int64_t _left
     cdef int64_t _returned

@@ -81,6 +81,7 @@ class SenderBase:
     unordered: Any
     control: SendStream | None
     finish_waits: bool
+    posts: bool
     @property
     def writable(self) -> bool: ...
     def end_batch(self) -> None: ...

@@ -368,7 +368,10 @@ cdef class SenderBase:
         cdef Py_ssize_t size = 0
         cdef list buffers
         cdef uint64_t number
-        if stream is None or self.error is not None or self.state is not self._ledger._sending:
+        if (
+            stream is None or not self.posts
+            or self.error is not None or self.state is not self._ledger._sending
+        ):
             return None
         number = self.numbers.next
         buffers = message_buffers(number, payload, headers, (), &size)

@@ -23,6 +23,8 @@ class ChannelFrameWriter:
 
     __slots__ = ("_outgoing",)
 
+    posts: bool = True
+
     def __init__(self, outgoing: SendStreams) -> None:
         self._outgoing = outgoing
 

@@ -16,6 +16,9 @@ class FrameWriter(Protocol):
     A half is a SenderHalf or a ReceiverHalf.
     """
 
+    posts: bool
+    """Whether SenderBase may frame rows of messages by itself."""
+
     def describe(self, channel: int) -> str:
         """A channel for people."""
 

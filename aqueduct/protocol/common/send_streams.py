@@ -87,10 +87,6 @@ class SendStreams(SendQueue):
         stream.number = number
         self._open[number] = stream
 
-    def leave(self, stream: SendStream) -> None:
-        """All bytes of a stream have left before its end was written."""
-        self._open.pop(stream.number, None)
-
     def hold_back(self, stream: SendStream, buffers: list[Any]) -> None:
         """Queues a whole sequence that takes its turn with ``let_go``."""
         stream.waiting = buffers

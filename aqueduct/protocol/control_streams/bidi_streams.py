@@ -91,8 +91,6 @@ class BidiStreams:
                 self._weigh(waiting, size_of(frames))
         elif not stream.fin:
             self._outgoing.write(stream, frames, fin=fin)
-            if fin and not stream.queued:
-                self._outgoing.leave(stream)  # no bytes are left that could be told as written
 
     def reset(self, stream: SendStream, code: int) -> None:
         """Gives up a direction, once the peer has what was written on it."""

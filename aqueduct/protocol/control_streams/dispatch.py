@@ -204,10 +204,13 @@ class ControlDispatcher:
                 self._on_control(stream, frame)
         if stream.gave_up is not None:
             self._give_up(stream, stream.gave_up)
-        elif stream.ignoring:
+            return
+        if stream.ignoring:
             if stream.fin:
                 self._leave(stream)
-        elif decoder.paused:
+            return
+        self.incoming.weigh(stream)
+        if decoder.paused:
             if not stream.begun:
                 self._check_version(None, "a stream")
             self._paused[stream] = None

@@ -26,6 +26,8 @@ class ControlFrameWriter:
 
     __slots__ = ("_bidi", "_outgoing")
 
+    posts: bool = False
+
     def __init__(self, outgoing: SendStreams, bidi: BidiStreams) -> None:
         self._outgoing = outgoing
         self._bidi = bidi

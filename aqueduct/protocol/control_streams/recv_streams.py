@@ -8,6 +8,7 @@ from typing import Any, Final
 from aqueduct._speedups.channels.frames import MessageHead
 from aqueduct._speedups.channels.receiver import ReceiveQueue
 from aqueduct._speedups.control_streams.control_frames import ControlFrameDecoder
+from aqueduct.errors import LimitExceeded
 from aqueduct.protocol.common import effects
 from aqueduct.protocol.common.context import ConnectionContext
 from aqueduct.protocol.common.receiver import ReceiverHalf
@@ -39,6 +40,7 @@ class ControlRecvStream:
         "partial",
         "postponed",
         "queue",
+        "weight",
     )
 
     def __init__(self, number: int, limit: int, decoder: ControlFrameDecoder) -> None:
@@ -68,6 +70,8 @@ class ControlRecvStream:
         self.postponed = False
         self.granted = 0
         """Read-ahead beyond the initial window, charged to the budget until the stream ends."""
+        self.weight = 0
+        """Bytes of frames that are not whole, and of a control stream that waits."""
 
 
 class ControlRecvStreams:
@@ -82,8 +86,11 @@ class ControlRecvStreams:
         self._shared = shared
         self._decoder = decoder
         self._initial = shared.config.flow.initial_window
-        self._lasting = 0
-        self._most_lasting = shared.config.flow.channel_streams
+        self._lasting = self._weight = 0
+        flow = shared.config.flow
+        self._most_lasting = flow.channel_streams
+        self._step = max(1, flow.streams // 32)
+        self._most_weight = flow.receive_budget + shared.config.limits.frame_bytes
         self.streams: dict[int, ControlRecvStream] = {}
         self.held = 0
         """Streams that have ended and whose bytes still wait here."""
@@ -92,9 +99,11 @@ class ControlRecvStreams:
     def extra(self) -> int:
         """Slots that the peer is due beside its budget; below zero: to be kept back.
 
-        A stream with a whole message may last as long as its channel.
+        A stream of messages may last as long as its channel: two of each may. In steps: each change
+        costs a frame.
         """
-        return min(self._lasting, self._most_lasting) - self.held
+        lasting = min(self._lasting, self._most_lasting, 2 * len(self._shared.outgoing.live))
+        return lasting - lasting % self._step - self.held
 
     def opened(self, number: int) -> ControlRecvStream:
         """A stream that was not there before."""
@@ -139,9 +148,28 @@ class ControlRecvStreams:
         self.arrived(stream)
         if lasted and stream.begun:
             self._lasting -= 1
+        self._weight -= stream.weight
+        stream.weight = 0
         if stream.granted:
             self._shared.reserve(-stream.granted)
             stream.granted = 0
+
+    def weigh(self, stream: ControlRecvStream) -> None:
+        """What is held of it without admission is bounded in sum, like what is admitted.
+
+        Raises LimitExceeded.
+        """
+        decoder = stream.decoder
+        weight = decoder.gathered
+        if stream.number >= BIDI:
+            weight += decoder.buffered
+        self._weight += weight - stream.weight
+        stream.weight = weight
+        if self._weight > self._most_weight:
+            raise LimitExceeded(
+                f"{self._weight} bytes of attachments, headers and control streams wait to be "
+                f"whole; Flow.receive_budget and Limits.frame_bytes allow {self._most_weight}"
+            )
 
     def credit(self, stream: ControlRecvStream) -> None:
         """Lets the peer send what the stream should have now, half a window at a time."""
@@ -169,4 +197,4 @@ class ControlRecvStreams:
     def clear(self) -> None:
         """The connection is over."""
         self.streams.clear()
-        self.held = self._lasting = 0
+        self.held = self._lasting = self._weight = 0
