@@ -1,6 +1,6 @@
 """What is done for each message of a long row, and for each run of bytes that has left.
 
-Which streams there are and what a channel's end means is decided by ``aqueduct.protocol.channels``,
+Which streams there are and what a channel's end means is decided by ``aqueduct.protocol.common``,
 whose SendStreams and SenderHalf build on the classes here. Nothing here calls what they add.
 """
 
