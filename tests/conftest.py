@@ -143,7 +143,7 @@ SPARK_USERS = frozenset(
     f"test_{name}.py"
     for name in (
         *("addresses", "arguments", "datasource_catalog", "datasource_read"),
-        *("casting", "datasource_stream", "datasource_tokens"),
+        *("casting", "datasource_stream", "datasource_tokens", "reactive_calls"),
         *("datasource_write", "files", "frames", "groups", "options"),
     )
 )

@@ -110,7 +110,7 @@ def test_what_is_understood(
         ("aqueduct+tcp://h?verify=off", "unknown option 'verify'; known here: compression"),
         (
             "aqueduct+tls://h?datagram_size=1200",
-            "known here: ca, compression, fingerprint, resume, server_name, verify",
+            "known here: ca, compression, dialect, fingerprint, resume, server_name, verify",
         ),
         ("aqueduct+tls://h?verify=no", "it must be on or off"),
         ("aqueduct+tls://h?verify=off&verify=off", "given twice"),
@@ -126,7 +126,7 @@ def test_what_is_understood(
         ("aqueduct+unix:///a?mode=0999", "three octal digits"),
         ("aqueduct+unix:///a?mode=rw", "three octal digits"),
         ("aqueduct+unix:///a?mode=4600", "three octal digits"),
-        ("aqueduct+unix:///a?ca=x", "known here: compression, mode"),
+        ("aqueduct+unix:///a?ca=x", "known here: compression, dialect, mode"),
     ],
 )
 def test_what_is_refused(text: str, words: str) -> None:

@@ -31,7 +31,7 @@ class Half(SenderBase):
     """A half that is open, with its stream or without."""
 
     def __init__(self, streams: Streams, number: int | None = 0) -> None:
-        self.state, self.channel, self.streams = OPEN, 0, streams
+        self.state, self.channel, self.streams, self.posts = OPEN, 0, streams, True
         self.left: list[SendStream] = []
         if number is not None:
             self.message_stream = SendStream(self, control=False)
@@ -81,7 +81,12 @@ def test_bytes_that_have_left_are_not_charged() -> None:
 
 def test_what_is_not_plain_is_left_to_who_knows() -> None:
     streams = Streams()
-    for change in ({"error": ValueError()}, {"state": OVER}, {"_message_stream": None}):
+    for change in (
+        {"error": ValueError()},
+        {"state": OVER},
+        {"message_stream": None},
+        {"posts": False},
+    ):
         half = Half(streams)
         for name, value in change.items():
             setattr(half, name, value)
