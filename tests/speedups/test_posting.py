@@ -31,7 +31,7 @@ class Half(SenderBase):
     """A half that is open, with its stream or without."""
 
     def __init__(self, streams: Streams, number: int | None = 0) -> None:
-        self.state, self.channel, self.streams, self.posts = OPEN, 0, streams, True
+        self.state, self.channel, self.streams = OPEN, 0, streams
         self.left: list[SendStream] = []
         if number is not None:
             self.message_stream = SendStream(self, control=False)
@@ -85,12 +85,14 @@ def test_what_is_not_plain_is_left_to_who_knows() -> None:
         {"error": ValueError()},
         {"state": OVER},
         {"message_stream": None},
-        {"posts": False},
     ):
         half = Half(streams)
         for name, value in change.items():
             setattr(half, name, value)
         assert half.post(b"x", ()) is None and not streams.told
+    streams.posts = False
+    assert Half(streams).post(b"x", ()) is None and not streams.told
+    streams.posts = True
     unopened, dead = Half(streams, -1), Half(streams, 3)
     streams._open[3].dead = True
     assert [unopened.post(b"y", ()), dead.post(b"z", ())] == [0, 0]

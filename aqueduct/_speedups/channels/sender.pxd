@@ -44,6 +44,7 @@ cdef class SendQueue:
     cdef public Py_ssize_t _most_openable
     cdef public Py_ssize_t _opened_since
     cdef public bint connected
+    cdef public bint posts          # whether ``post`` frames messages as the dialect does
     cdef public bint version_acknowledged
 
     cdef int _remember(self, SendStream stream) except -1
@@ -75,7 +76,6 @@ cdef class SenderBase:
     cdef public SendStream control
     cdef public object unordered    # an UnorderedStreams, or None
     cdef public bint finish_waits
-    cdef public bint posts          # whether ``post`` frames messages as its dialect does
     cdef object _ends               # of large batches, counted in bytes; None: there was none
     cdef int64_t _left
     cdef int64_t _returned

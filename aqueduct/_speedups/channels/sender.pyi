@@ -38,6 +38,7 @@ class SendQueue:
     _most_openable: int
     _opened_since: int
     connected: bool
+    posts: bool
     version_acknowledged: bool
     queued: int
     process: Account
@@ -81,7 +82,6 @@ class SenderBase:
     unordered: Any
     control: SendStream | None
     finish_waits: bool
-    posts: bool
     @property
     def writable(self) -> bool: ...
     def end_batch(self) -> None: ...

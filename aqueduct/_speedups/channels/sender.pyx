@@ -75,6 +75,7 @@ cdef class SendQueue:
     def __init__(self, list effects_out not None, flow, limits, sending, guard=None):
         """``sending``: the state of a half that may send. ``guard``: makes what watches the
         buffers of a stream, in debug."""
+        self.posts = True
         self.process = Account()
         self.process_budget = UNLIMITED
         self._open = {}
@@ -369,7 +370,7 @@ cdef class SenderBase:
         cdef list buffers
         cdef uint64_t number
         if (
-            stream is None or not self.posts
+            stream is None or not self._ledger.posts
             or self.error is not None or self.state is not self._ledger._sending
         ):
             return None

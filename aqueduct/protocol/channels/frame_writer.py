@@ -23,8 +23,6 @@ class ChannelFrameWriter:
 
     __slots__ = ("_outgoing",)
 
-    posts: bool = True
-
     def __init__(self, outgoing: SendStreams) -> None:
         self._outgoing = outgoing
 

@@ -16,9 +16,6 @@ class FrameWriter(Protocol):
     A half is a SenderHalf or a ReceiverHalf.
     """
 
-    posts: bool
-    """Whether SenderBase may frame rows of messages by itself."""
-
     def describe(self, channel: int) -> str:
         """A channel for people."""
 

@@ -69,7 +69,6 @@ class SenderHalf(SenderBase):
     ) -> None:
         self._shared = shared
         self._writer = writer
-        self.posts = writer.posts
         self.channel = channel
         self.state = SenderState.OPEN
         self.given = given

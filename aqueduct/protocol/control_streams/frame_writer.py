@@ -26,10 +26,9 @@ class ControlFrameWriter:
 
     __slots__ = ("_bidi", "_outgoing")
 
-    posts: bool = False
-
     def __init__(self, outgoing: SendStreams, bidi: BidiStreams) -> None:
         self._outgoing = outgoing
+        outgoing.posts = False  # each message names its channel
         self._bidi = bidi
 
     def describe(self, channel: int) -> str:
