@@ -158,13 +158,17 @@ class Accepting:
         listens(sock)
         while True:
             await self._make_room()
+            await self._readable(sock)
             try:
-                peer, _ = await self._loop.sock_accept(sock)
+                peer, _ = sock.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                continue  # another process took it, or its client gave it up
             except OSError as error:
                 log.warning("%s: a connection cannot be accepted: %s", self.address, error.strerror)
                 await asyncio.sleep(_NO_DESCRIPTOR_PAUSE)
                 continue
             own_socket(peer)
+            peer.setblocking(False)
             try:
                 prepare(peer, self.config, self._silence)
                 arrival = self._arrive(peer)
@@ -174,6 +178,15 @@ class Accepting:
             self._arrivals.add(arrival)
             self._places.add(arrival, arrival.origin, self._loop.time())
             arrival.begin(self._context)
+
+    async def _readable(self, sock: socket.socket) -> None:
+        """Waits for a connection. Accepted within a wait, its socket could be lost by a close."""
+        ready = asyncio.Event()
+        self._loop.add_reader(sock, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            self._loop.remove_reader(sock)
 
     async def _make_room(self) -> None:
         """Waits until one more handshake may begin. Silent peers lose their places for it."""
