@@ -9,6 +9,7 @@ from typing import Any, Final
 from aqueduct._speedups.base.buffers import size_of
 from aqueduct._speedups.channels.encoder import VERSION
 from aqueduct._speedups.channels.sender import SendStream
+from aqueduct.errors import LimitExceeded
 from aqueduct.protocol.common.effects import BIDI
 from aqueduct.protocol.common.send_streams import SendStreams
 
@@ -43,8 +44,12 @@ class BidiStreams:
     never saw (AQ0-R5).
     """
 
-    def __init__(self, outgoing: SendStreams) -> None:
+    def __init__(self, outgoing: SendStreams, channels: int) -> None:
+        """``channels``: Limits.channels. As many streams may be open whose channels have ended."""
         self._outgoing = outgoing
+        self._channels = channels
+        self._unended: set[int] = set()
+        """Streams that this side has opened, and on which the peer has not ended its direction."""
         self._openable = self._opened_since = self._next = 0
         self._waiting: OrderedDict[SendStream, _Waiting] = OrderedDict()
         self._resets: dict[int, tuple[SendStream, int]] = {}
@@ -64,6 +69,11 @@ class BidiStreams:
 
     def open(self, frames: list[Any], owner: Any) -> SendStream:
         """A stream of this side; ``owner``: whom the peer's answers are for."""
+        if len(self._unended) > 2 * self._channels:
+            raise LimitExceeded(
+                f"the peer leaves {len(self._unended)} control streams open, and many of their "
+                f"channels have ended; twice Limits.channels ({self._channels}) are allowed"
+            )
         stream = SendStream(None, control=True)
         waiting = _Waiting(frames, owner)
         if self._openable > 0 and not self._waiting:
@@ -120,8 +130,13 @@ class BidiStreams:
         """The peer reads no more of a stream: with that it was given up."""
         self._resets.pop(number, None)
 
+    def answered(self, number: int) -> None:
+        """The peer has ended its direction of a stream that this side has opened."""
+        self._unended.discard(number)
+
     def clear(self) -> None:
         """The connection is over."""
+        self._unended.clear()
         self._waiting.clear()
         self._resets.clear()
         self.owners.clear()
@@ -145,6 +160,7 @@ class BidiStreams:
         self._openable -= 1
         self._opened_since += 1
         self.owners[number] = waiting.owner
+        self._unended.add(number)
         self._outgoing.adopt(stream, number)
         frames = waiting.frames
         if not self._outgoing.version_acknowledged:

@@ -36,7 +36,7 @@ class ControlConnection(ConnectionCore):
         shared = ConnectionContext(
             config, 0 if is_client else 1, loopback=loopback, receiving=receiving, sending=sending
         )
-        self._bidi = bidi = BidiStreams(shared.outgoing)
+        self._bidi = bidi = BidiStreams(shared.outgoing, config.limits.channels)
         registry = ControlRegistry(shared, ControlFrameWriter(shared.outgoing, bidi))
         prelude = ControlPrelude(shared, registry, bidi)
         reader = ControlDispatcher(shared, registry, bidi, prelude, self._fail)

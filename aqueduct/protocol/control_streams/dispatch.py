@@ -266,6 +266,7 @@ class ControlDispatcher:
 
     def _leave(self, stream: ControlRecvStream) -> None:
         self.incoming.leave(stream, lasted=stream.number < BIDI)
+        self._bidi.answered(stream.number)
 
     def _ended(self, stream: ControlRecvStream) -> None:
         """All of it was read, and the peer sends no more on it."""

@@ -90,3 +90,20 @@ def test_rows_of_messages_are_framed_as_the_draft_does() -> None:
         b"two",
     ]
     assert not any(effect[0] == effects.CLOSE for effect in lone.applied)
+
+
+@pytest.mark.requirement("AQ0-R16")
+def test_control_streams_that_the_peer_never_ends_are_bounded() -> None:
+    """Their channels have ended, so they count as channels no more."""
+    config = replace(DEFAULT, limits=replace(DEFAULT.limits, channels=50))
+    lone = Lone("server", config)
+    for index in range(200):
+        channel = 4 | index << 3  # a oneshot on which the client sends
+        lone.say(message(0, index, b"", [channel]))
+        lone.say(message(channel, 0, b"x"))
+        lone.take(lone.receiver)
+        if lone.core.error is not None:
+            break
+    assert lone.core.channels <= 2
+    assert "control streams open" in str(lone.core.error)
+    assert index <= 110
