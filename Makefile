@@ -35,7 +35,7 @@ requirements: setup ## each requirement of docs/protocols with its tests
 sabotage: setup ## the core made wrong, a line at a time: tests must notice; ONLY='AQ-33' for one
 	ci/env python -m tests.sabotage $(addprefix --only ,$(ONLY))
 
-fuzz: setup     ## atheris, SECONDS=60; TARGET: codec control-streams wire operations bpmux relink reactivesocket arrow
+fuzz: setup     ## atheris, SECONDS=60; TARGET: one of TARGETS in tests/fuzz/__main__.py
 	ci/fuzz.sh run $(or $(SECONDS),60) $(TARGET)
 
 lint: setup     ## ruff, mypy, cython-lint, and the stubs against the compiled modules

@@ -49,7 +49,7 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
     seen = [_seen_as(bits, array) for array in arrays]
     try:
         whole = pa.concat_arrays(seen)
-    except pa.ArrowNotImplementedError:
+    except pa.ArrowNotImplementedError:  # for dictionaries of structs and lists
         if not pa.types.is_dictionary(bits):
             raise
         whole = _following(seen)
