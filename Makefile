@@ -53,6 +53,7 @@ bench: profiled ## modules, core, transfers (table and plot in benchmarks), memo
 	mkdir -p benchmarks/results
 	ci/env pytest $(wildcard benchmarks/micro/bench_*.py) --benchmark-json benchmarks/results/modules.json
 	ci/env python -m benchmarks.core --json benchmarks/results/core.json
+	ci/env python -m benchmarks.channels --json benchmarks/results/channels.json
 	ci/env python -m benchmarks.asyncio_overhead --json benchmarks/results/asyncio_overhead.json
 	ci/env python -m benchmarks.many_connections --json benchmarks/results/many_connections.json
 	ci/env python -m benchmarks.resume --json benchmarks/results/resume.json
