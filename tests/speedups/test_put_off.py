@@ -33,6 +33,7 @@ def put_off(size: int, begun: bytes) -> codec.FrameDecoder:
     run = inlet.close()
     assert run is not None
     assert (len(run.messages), run.pending, run.follows) == (1, size, None)
+    assert inlet.decoder is not None
     return inlet.decoder
 
 
@@ -85,6 +86,7 @@ def test_a_payload_that_is_short_or_here_has_its_memory_at_once(size: int, begun
     run = inlet.close()
     assert run is not None
     assert len(run.messages) == (2 if begun >= size else 1)
+    assert inlet.decoder is not None
     assert inlet.decoder.remaining == max(size - begun, 0)
 
 

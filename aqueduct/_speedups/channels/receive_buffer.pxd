@@ -29,6 +29,7 @@ cdef class ReceiveBuffer:
     cdef Py_ssize_t gathered
     cdef Py_ssize_t _scratch_room
     cdef object payload          # bytes, an AlignedBuffer or a given buffer; None: no memory yet
+    cdef Py_ssize_t whole        # bytes of it, once there is memory
     cdef Py_ssize_t missing      # bytes of it that did not land yet
     cdef object _view            # a memoryview of it, once one is needed
     cdef uint8_t *place          # where its next byte goes

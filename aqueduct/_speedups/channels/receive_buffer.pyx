@@ -214,7 +214,7 @@ cdef class ReceiveBuffer:
             self.place = aligned.data
             self.payload = aligned
         self._view = view
-        self.missing = size
+        self.whole = self.missing = size
         return 0
 
     cdef bint land(self) noexcept:

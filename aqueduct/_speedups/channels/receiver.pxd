@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from aqueduct._speedups.base.accounts cimport Account
 from aqueduct._speedups.base.buffers cimport Keeper
 from aqueduct._speedups.channels.decoder cimport FrameDecoder
+from aqueduct._speedups.channels.receive_buffer cimport ReceiveBuffer
 from aqueduct._speedups.channels.tracker cimport ReceivedNumbers
 
 cdef enum:
@@ -36,7 +37,8 @@ cdef class MessageBatch:
     ) except -1
 
 cdef class DirectRead:
-    cdef readonly FrameDecoder decoder
+    cdef readonly FrameDecoder decoder     # None: see ``landing``
+    cdef ReceiveBuffer buffer
     cdef readonly MessageBatch run         # None: the payload under way lands, and nothing else
     cdef readonly bint stopped
     cdef readonly uint64_t size   # bytes given since it was opened

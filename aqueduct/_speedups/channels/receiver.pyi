@@ -9,6 +9,7 @@ from aqueduct._speedups.base.accounts import Account
 from aqueduct._speedups.base.buffers import Keeper
 from aqueduct._speedups.channels.decoder import FrameDecoder
 from aqueduct._speedups.channels.frames import Frame, MessageFrame, MessageHead
+from aqueduct._speedups.channels.receive_buffer import ReceiveBuffer
 from aqueduct._speedups.channels.tracker import ReceivedNumbers
 
 __all__ = [
@@ -88,7 +89,7 @@ class MessageBatch:
 @final
 class DirectRead:
     @property
-    def decoder(self) -> FrameDecoder: ...
+    def decoder(self) -> FrameDecoder | None: ...
     @property
     def run(self) -> MessageBatch | None: ...
     @property
@@ -98,8 +99,17 @@ class DirectRead:
     @property
     def idle(self) -> bool: ...
     def __new__(
-        cls, decoder: FrameDecoder, overhead: int, numbers: ReceivedNumbers, window: int
+        cls,
+        decoder: FrameDecoder,
+        overhead: int,
+        numbers: ReceivedNumbers,
+        window: int,
+        *,
+        buffer: ReceiveBuffer | None = None,
     ) -> DirectRead: ...
+    @staticmethod
+    def landing(buffer: ReceiveBuffer) -> DirectRead: ...
+    def lands(self) -> bool: ...
     def open(self, room: int, pending: int, asked: bytes | None) -> None: ...
     def close(self) -> MessageBatch | None: ...
     def room(self, most: int) -> memoryview | None: ...

@@ -12,6 +12,7 @@ from aqueduct._speedups.base.accounts cimport Account
 from aqueduct._speedups.base.buffers cimport AlignedBuffer, Keeper
 from aqueduct._speedups.channels.decoder cimport AT_PAYLOAD, FrameDecoder
 from aqueduct._speedups.channels.frames cimport MessageFrame, MessageHead, headers_of
+from aqueduct._speedups.channels.receive_buffer cimport ReceiveBuffer
 from aqueduct._speedups.channels.tracker cimport ReceivedNumbers
 
 from collections import OrderedDict, deque
@@ -222,20 +223,37 @@ cdef class DirectRead:
     ``room`` are memory for the next bytes of a large payload; ``push`` takes any that come next.
     Plain messages in a row become a ``run``; ``stopped``: what comes next needs the owner first.
     ``window``: what the peer may send of an admitted payload before more of it has landed.
+    ``landing`` makes one for a decoder whose messages all need a look: it has no run.
     """
 
     def __cinit__(
         self,
-        FrameDecoder decoder not None,
+        FrameDecoder decoder,
         Py_ssize_t overhead,
-        ReceivedNumbers numbers not None,
+        ReceivedNumbers numbers,
         Py_ssize_t window,
+        *,
+        ReceiveBuffer buffer=None,
     ):
+        if buffer is None and (decoder is None or numbers is None):
+            raise TypeError("a DirectRead needs a decoder and numbers, or a buffer")
         self.decoder = decoder
+        self.buffer = decoder.buffer if buffer is None else buffer
         self._overhead = overhead
         self._numbers = numbers
         self._window = window
         self.stopped = True
+
+    @staticmethod
+    def landing(ReceiveBuffer buffer not None):
+        """One that takes the payload under way in ``buffer``, and nothing else."""
+        return DirectRead(None, 0, None, 0, buffer=buffer)
+
+    def lands(self):
+        """Opens it for the payload under way. False if too little of that is missing."""
+        self.open(-1, -1, None)
+        self.stopped = self.wanted() == 0
+        return not self.stopped
 
     cpdef object open(self, int64_t room, int64_t pending, bytes asked):
         """Takes messages as ``MessageBatch.read`` does; with ``room`` below zero none but the
@@ -266,13 +284,13 @@ cdef class DirectRead:
         cdef MessageBatch run = self.run
         return (
             run is not None and run.pending >= 0 and not run.admitted and not self.stopped
-            and 0 < self.decoder.buffer.missing <= self._window - <Py_ssize_t> self.size
-            and not self.decoder.buffer.left()
+            and 0 < self.buffer.missing <= self._window - <Py_ssize_t> self.size
+            and not self.buffer.left()
         )
 
     def room(self, Py_ssize_t most):
         """A view of the memory for the next bytes, at most ``most``; None if they are to be fed."""
-        return None if self.wanted() == 0 else self.decoder.buffer.room(most)
+        return None if self.wanted() == 0 else self.buffer.room(most)
 
     def landed(self, Py_ssize_t size):
         """``size`` bytes were written to ``room``."""
@@ -290,51 +308,50 @@ cdef class DirectRead:
 
     cdef int take_up(self) except -1:
         """More is to come by this inlet: what is whole is not taken before that."""
-        cdef FrameDecoder decoder = self.decoder
-        if decoder.buffer.missing and decoder.buffer.payload is None and not self.stopped:
+        cdef ReceiveBuffer buffer = self.buffer
+        if buffer.missing and buffer.payload is None and not self.stopped:
             try:
-                decoder.buffer.take_up()
+                buffer.take_up()
             except MemoryError:
                 pass  # with the next bytes its owner is told
         return 0
 
     cdef Py_ssize_t wanted(self) noexcept:
         """How many bytes ``place`` has room for; 0 if it is not worth it. Looks at fields alone."""
-        cdef FrameDecoder decoder = self.decoder
+        cdef ReceiveBuffer buffer = self.buffer
         if (
-            self.stopped or decoder.state != AT_PAYLOAD or decoder.buffer.payload is None
-            or decoder.buffer.missing < LANDING_FROM or decoder.buffer.left()
+            self.stopped or buffer.payload is None or buffer.missing < LANDING_FROM or buffer.left()
         ):
             return 0
-        return decoder.buffer.missing
+        return buffer.missing
 
     cdef uint8_t *place(self) noexcept:
         """Where the next bytes of the payload go. A field, as ``wanted``."""
-        return self.decoder.buffer.place
+        return self.buffer.place
 
     cdef int fill(self, Py_ssize_t size) except -1:
         """``size`` bytes, no more than are ``wanted``, were written to ``place``."""
-        cdef FrameDecoder decoder = self.decoder
-        decoder.buffer.place += size
-        decoder.buffer.missing -= size
-        decoder.buffer.skip_outside(<uint64_t> size)
+        cdef ReceiveBuffer buffer = self.buffer
+        buffer.place += size
+        buffer.missing -= size
+        buffer.skip_outside(<uint64_t> size)
         self.size += <uint64_t> size
-        if decoder.buffer.missing == 0:
+        if buffer.missing == 0:
             self._go_on()
         return 0
 
     cdef int push(self, object data) except -1:
         """Takes the next bytes, by reference."""
-        cdef uint64_t before = self.decoder.buffer.fed
-        self.decoder.buffer.push(data)
-        self.size += self.decoder.buffer.fed - before
+        cdef uint64_t before = self.buffer.fed
+        self.buffer.push(data)
+        self.size += self.buffer.fed - before
         self._go_on()
         return 0
 
     cdef int _go_on(self) except -1:
         cdef MessageBatch run = self.run
         if run is None:
-            self.stopped = self.decoder.buffer.left() > 0 or self.decoder.buffer.missing == 0
+            self.stopped = self.buffer.left() > 0 or self.buffer.missing == 0
             return 0
         try:
             run.take(self.decoder, self._numbers, self._overhead, self._room, self._asked)

@@ -9,22 +9,18 @@ from aqueduct._speedups.channels.receiver cimport (
     ReceiveBudget,
     ReceiveQueue,
 )
-from aqueduct._speedups.channels.sender cimport SendQueue
+from aqueduct._speedups.channels.stream_credit cimport CreditedStream, StreamCredit
 
-cdef class RecvStream:
-    cdef readonly int64_t number
+cdef class RecvStream(CreditedStream):
     cdef public FrameDecoder decoder
     cdef public object handlers
     cdef public object half       # a receiver's or a sender's, or None
     cdef public ReceiveQueue queue    # of a receiver's half, or None
     cdef public bint begun
-    cdef public bint fin
     cdef public bint ignoring
     cdef public object head       # a MessageHead, or None
     cdef public bint held
     cdef public bint postponed
-    cdef public int64_t limit
-    cdef public int64_t granted
     cdef public int64_t gathered
     cdef DirectRead _inlet
     cdef public int64_t partial
@@ -32,18 +28,15 @@ cdef class RecvStream:
 cdef class RecvStreams:
     cdef readonly dict streams
     cdef public object plain      # the handlers of a stream on which messages come
+    cdef readonly StreamCredit granting
     cdef ReceiveBudget _budget
-    cdef SendQueue _ledger
     cdef list _effects
     cdef list _events
     cdef object _open
     cdef int64_t _small
-    cdef int64_t _read_ahead
-    cdef int64_t _read_ahead_both
     cdef int64_t _overhead
     cdef int64_t _initial
     cdef int64_t _admitted
-    cdef int64_t _sent            # by this side, when a large stream last had credit
     cdef object _config
     cdef object _ended            # the state of a sender that is over
     cdef bint _from_server
@@ -65,8 +58,6 @@ cdef class RecvStreams:
     cdef int _count(self, Py_ssize_t lasting, Py_ssize_t held) except -1
     cdef int _weigh(self, RecvStream stream, int64_t gathered) except -1
     cpdef object credit(self, RecvStream stream)
-    cpdef object grant_read_ahead(self, RecvStream stream, int64_t size)
     cpdef object charge_small(self, RecvStream stream)
     cpdef object take_run(self, RecvStream stream, MessageBatch run)
     cdef int64_t _room(self, RecvStream stream) except? -1
-    cdef int _run(self, RecvStream stream, int64_t taken, int64_t ahead) except -1

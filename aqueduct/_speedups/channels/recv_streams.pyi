@@ -9,6 +9,7 @@ from aqueduct._speedups.channels.receiver import (
     ReceiveBudget,
     ReceiveQueue,
 )
+from aqueduct._speedups.channels.stream_credit import CreditedStream, StreamCredit
 
 __all__ = ["HALF_ENDED", "PAUSED", "POSTPONED", "SMALL", "RecvStream", "RecvStreams"]
 
@@ -18,21 +19,16 @@ HALF_ENDED: int
 SMALL: int
 
 @final
-class RecvStream:
-    @property
-    def number(self) -> int: ...
+class RecvStream(CreditedStream):
     decoder: FrameDecoder
     handlers: Mapping[int, Callable[[RecvStream, Any], None]]
     half: Any
     queue: ReceiveQueue
     begun: bool
-    fin: bool
     ignoring: bool
     head: MessageHead | None
     held: bool
     postponed: bool
-    limit: int
-    granted: int
     gathered: int
     partial: int
     def __init__(
@@ -50,6 +46,8 @@ class RecvStreams:
     plain: Mapping[int, Callable[[RecvStream, Any], None]]
     most: int
     version_checked: bool
+    @property
+    def granting(self) -> StreamCredit: ...
     @property
     def streams(self) -> dict[int, RecvStream]: ...
     @property
@@ -78,4 +76,3 @@ class RecvStreams:
     def take_run(self, stream: RecvStream, run: MessageBatch) -> None: ...
     def charge_small(self, stream: RecvStream) -> None: ...
     def credit(self, stream: RecvStream) -> None: ...
-    def grant_read_ahead(self, stream: RecvStream, size: int) -> None: ...

@@ -10,10 +10,11 @@ cimport cython
 from libc.stdint cimport int64_t
 
 from aqueduct._speedups.channels.decoder cimport FrameDecoder
-from aqueduct._speedups.channels.events cimport CREDIT_EFFECT, STOP_EFFECT
+from aqueduct._speedups.channels.events cimport STOP_EFFECT
 from aqueduct._speedups.channels.frames cimport MessageFrame, MessageHead, Version
 from aqueduct._speedups.channels.receiver cimport DirectRead, MessageBatch, ReceiveQueue
 from aqueduct._speedups.channels.sender cimport SenderBase
+from aqueduct._speedups.channels.stream_credit cimport CreditedStream, StreamCredit
 from aqueduct._speedups.channels.tracker cimport ReceivedNumbers
 
 from aqueduct._speedups.channels.events import Readable
@@ -29,8 +30,6 @@ SMALL = SMALL_PAYLOAD
 cdef enum:
     # Fewer bytes are not read straight to their place: a call for them costs more than their copy.
     LANDING_FROM = 4096
-    # Messages from this size on earn their stream read-ahead (see ``grant_read_ahead``).
-    READ_AHEAD_FROM = 32768
     SMALL_PAYLOAD = 16384
     # Of a sender: the stream of ORDERED messages, and that of SENT_UNRELIABLE. Of a receiver: acks.
     LASTING_STREAMS = 2
@@ -38,7 +37,7 @@ cdef enum:
 
 @cython.final
 @cython.auto_pickle(False)
-cdef class RecvStream:
+cdef class RecvStream(CreditedStream):
     """One stream of the peer.
 
     ``handlers``: what each frame does, by tag; they change with FINISH_SENDER (AQ-R18). ``half``:
@@ -46,15 +45,13 @@ cdef class RecvStream:
     ``begun``: the first frame was seen and checked (AQ-28, AQ-R7). ``ignoring``: the rest is
     dropped, as the channel has no state or the stream was stopped (AQ-R24). ``postponed``: the rest
     is read in a later turn. ``head``: of a message that waits for admission. ``held``: it ended,
-    and its bytes still wait here. ``limit``: what the peer may send, from the start of the stream
-    (design: Flow). ``granted``: read-ahead beyond the initial window, charged to the budget until
-    the stream ends. ``gathered``: bytes of a block of headers or attachments that is not whole yet.
+    and its bytes still wait here. ``gathered``: bytes of a block of headers or attachments that is
+    not whole yet.
     ``partial``: payload bytes of the admitted message that is still landing; -1: none.
     """
 
     def __init__(self, int64_t number, int64_t limit, handlers, FrameDecoder decoder not None):
-        self.number = number
-        self.limit = limit
+        CreditedStream.__init__(self, number, limit)
         self.handlers = handlers
         self.decoder = decoder
         self.partial = -1
@@ -84,14 +81,12 @@ cdef class RecvStreams:
         self.streams = {}
         self._budget = shared
         self._config = shared.config
-        self._ledger = shared.outgoing
+        self.granting = StreamCredit(shared)
         self._effects = shared.effects
         self._events = shared.events
         self._open = open
         self._ended = ended
         self._small = SMALL_PAYLOAD
-        self._read_ahead = shared.read_ahead
-        self._read_ahead_both = shared.read_ahead_both
         self._overhead = flow.message_overhead
         self._initial = flow.initial_window
         self._admitted = flow.admitted_window
@@ -232,9 +227,7 @@ cdef class RecvStreams:
             if stream.queue is not None:
                 half.left_by(stream)
                 stream.queue = None
-        if stream.granted:
-            self._budget.spend(-stream.granted)
-            stream.granted = 0
+        self.granting.leave(stream)
         stream.half = None
 
     def ignore(self, RecvStream stream not None):
@@ -362,8 +355,7 @@ cdef class RecvStreams:
             self._events.append(Readable(half))
         if run.messages and not half.ack_scheduled:
             half.schedule_ack()
-        if run.largest >= READ_AHEAD_FROM:
-            self.grant_read_ahead(stream, run.largest)
+        self.granting.read_ahead(stream, run.largest)
 
     cpdef object charge_small(self, RecvStream stream):
         """Part of a message that was admitted without asking has come: others are to count it.
@@ -387,60 +379,8 @@ cdef class RecvStreams:
 
     cpdef object credit(self, RecvStream stream):
         """Lets the peer send what the stream should have now."""
-        cdef int64_t reach, due
         if stream.fin:
             return
         if stream.decoder.buffer.gathered != stream.gathered:
             self._weigh(stream, stream.decoder.buffer.gathered)
-        reach = <int64_t> stream.decoder.buffer.reach(self._admitted) + self._initial
-        # Half a window at a time: a credit costs a frame.
-        due = reach + stream.granted - stream.limit
-        if due >= self._initial >> 1 and due >= stream.granted >> 1:
-            if stream.granted:
-                self._run(stream, due, stream.limit - reach)
-                if reach + stream.granted <= stream.limit:
-                    return
-            stream.limit = reach + stream.granted
-            self._effects.append((CREDIT_EFFECT, stream.number, stream.limit))
-
-    cpdef object grant_read_ahead(self, RecvStream stream, int64_t size):
-        """Lets a stream of large messages send the next one while this one is worked on.
-
-        Without it each message would wait a round trip for its credit. What is granted is
-        charged to the budget and at most half of the budget goes this way, also of the process's.
-        """
-        cdef int64_t both = self._read_ahead_both
-        cdef int64_t wanted = both if size > both >> 1 else 2 * size  # whatever was declared
-        cdef ReceiveBudget budget = self._budget
-        if (
-            size >= READ_AHEAD_FROM
-            and wanted > stream.granted
-            and budget.budget_used + wanted <= budget.budget >> 1
-            and budget.process.used + wanted <= budget.process_budget >> 1
-        ):
-            budget.spend(wanted - stream.granted)
-            stream.granted = wanted
-
-    cdef int _run(self, RecvStream stream, int64_t taken, int64_t ahead) except -1:
-        """Doubles the read-ahead of a stream that uses it: several messages are under way then.
-
-        Up to a quarter of the budget goes this way, so that others can still begin theirs. While
-        this side sends as much as it receives it may be less (see ``Flow.loopback_read_ahead``).
-        ``taken``: bytes since the last credit; ``ahead``: those that the peer may still send.
-        """
-        cdef int64_t sent = <int64_t> self._ledger.charged
-        cdef bint both = 2 * (sent - self._sent) >= taken
-        cdef int64_t limit = self._read_ahead_both if both else self._read_ahead
-        cdef int64_t more = min(stream.granted, limit - stream.granted)
-        self._sent = sent
-        cdef ReceiveBudget budget = self._budget
-        if more < 0:  # what the peer may send already is not taken back
-            more = max(limit, ahead) - stream.granted
-        elif (
-            budget.budget_used + more > budget.budget >> 2
-            or budget.process.used + more > budget.process_budget >> 2
-        ):
-            return 0
-        budget.spend(more)
-        stream.granted += more
-        return 0
+        self.granting.renew(stream, <int64_t> stream.decoder.buffer.reach(self._admitted))

@@ -206,7 +206,7 @@ cdef class SocketReader:
             inlet.take_up()
             wanted = inlet.wanted()
         if wanted and chunks.missing and receiver.plain and receiver.entity is self.entity:
-            large = inlet.decoder.length >= ALONE
+            large = inlet.buffer.whole >= ALONE
             goes_on = <uint64_t> wanted > chunks.missing  # in the next chunk
             alone = large and not goes_on
             if goes_on:
@@ -265,7 +265,7 @@ cdef class SocketReader:
 
     cdef Py_ssize_t _land(self, Py_ssize_t wanted, Py_ssize_t ahead) except -2:
         """Reads to the inlet's place, and ``ahead`` bytes more; -1: nothing is there."""
-        cdef object payload = self.inlet.decoder.buffer.payload
+        cdef object payload = self.inlet.buffer.payload
         cdef Py_ssize_t count
         if type(payload) is AlignedBuffer:
             (<AlignedBuffer> payload).expect(self.inlet.place(), min(wanted, EXPECTED))

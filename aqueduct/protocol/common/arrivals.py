@@ -57,7 +57,7 @@ class Arrivals:
         except Exception as error:  # noqa: BLE001 - the hook's error, or that of its buffer, ends the channel
             self._endings.close_receiver(half, error)
             return
-        self._incoming.grant_read_ahead(stream, head.size)
+        self._incoming.granting.read_ahead(stream, head.size)
 
     def message(self, stream: Any, frame: MessageFrame) -> None:
         """A whole message."""

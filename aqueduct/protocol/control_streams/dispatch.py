@@ -54,7 +54,7 @@ class ControlDispatcher:
         self.gate_open = False
         """Whether the peer's connection headers are in and accepted (AQ0-20, AQ0-R10)."""
         self.incoming = ControlRecvStreams(shared, self._decoder_of)
-        self.inlet: Callable[[int], DirectRead | None] = _no_inlet
+        self.inlet: Callable[[int], DirectRead | None] = self.incoming.inlet
         self.endings = Endings(shared, registry, self._abandon, lose_dropped=True)
         self.arrivals = Arrivals(shared, registry, self.endings, self.incoming, self.read)
         self.stalls = StallWatch(shared, self.incoming, self.endings.close_receiver)
@@ -424,7 +424,3 @@ class ControlDispatcher:
             raise SequenceError(
                 f"AckReliable repeats numbers that were acked before on {half.describe()} (AQ0-26)"
             )
-
-
-def _no_inlet(number: int) -> None:
-    return None

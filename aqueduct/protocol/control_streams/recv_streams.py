@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from aqueduct._speedups.channels.frames import MessageHead
-from aqueduct._speedups.channels.receiver import ReceiveQueue
+from aqueduct._speedups.channels.receiver import DirectRead, ReceiveQueue
+from aqueduct._speedups.channels.stream_credit import CreditedStream, StreamCredit
 from aqueduct._speedups.control_streams.control_frames import ControlFrameDecoder
 from aqueduct.errors import LimitExceeded
-from aqueduct.protocol.common import effects
 from aqueduct.protocol.common.context import ConnectionContext
 from aqueduct.protocol.common.receiver import ReceiverHalf
 from aqueduct.protocol.control_streams.bidi_streams import BIDI
 
 __all__ = ["ControlRecvStream", "ControlRecvStreams"]
 
-READ_AHEAD_FROM: Final = 32 << 10
-"""Messages from this size on earn their stream read-ahead."""
 
-
-class ControlRecvStream:
+class ControlRecvStream(CreditedStream):
     """One stream of the peer, or its direction of a bidirectional one."""
 
     __slots__ = (
         "begun",
         "decoder",
-        "fin",
         "finished",
         "gave_up",
-        "granted",
         "half",
         "head",
         "held",
         "ignoring",
-        "limit",
-        "number",
+        "inlet",
         "owner",
         "partial",
         "postponed",
@@ -44,9 +38,7 @@ class ControlRecvStream:
     )
 
     def __init__(self, number: int, limit: int, decoder: ControlFrameDecoder) -> None:
-        self.number = number
-        self.limit = limit
-        """What the peer may send, in bytes from the start of the stream."""
+        super().__init__(number, limit)
         self.decoder = decoder
         self.half: ReceiverHalf | None = None
         """The receiver of the message that is arriving."""
@@ -63,13 +55,12 @@ class ControlRecvStream:
         """Whether FinishSender or CloseReceiver came."""
         self.gave_up: int | None = None
         """The code of its reset, which came before its ChannelControl was read."""
-        self.fin = False
         self.held = False
         """Whether it has ended, and its bytes wait here."""
+        self.inlet: DirectRead | None = None
+        """What reads large payloads straight to their place, once there was one."""
         self.ignoring = False
         self.postponed = False
-        self.granted = 0
-        """Read-ahead beyond the initial window, charged to the budget until the stream ends."""
         self.weight = 0
         """Bytes of frames that are not whole, and of a control stream that waits."""
 
@@ -84,11 +75,14 @@ class ControlRecvStreams:
     ) -> None:
         """``decoder``: makes that of a stream, by its number."""
         self._shared = shared
+        self.granting = StreamCredit(shared)
+        """What the peer may send on each of them."""
         self._decoder = decoder
         self._initial = shared.config.flow.initial_window
         self._lasting = self._weight = 0
         flow = shared.config.flow
         self._most_lasting = flow.channel_streams
+        self._admitted = flow.admitted_window
         self._step = max(1, flow.streams // 32)
         self._most_weight = flow.receive_budget + shared.config.limits.frame_bytes
         self.streams: dict[int, ControlRecvStream] = {}
@@ -129,6 +123,29 @@ class ControlRecvStreams:
         if lasts:
             self._lasting += 1
 
+    def inlet(self, number: int) -> DirectRead | None:
+        """Opens the inlet of a stream for the payload that is landing.
+
+        None: its bytes are to be fed to whoever reads it.
+        """
+        stream = self.streams.get(number)
+        if stream is None or stream.partial < 0 or stream.ignoring or stream.postponed:
+            return None
+        if stream.inlet is None:
+            stream.inlet = DirectRead.landing(stream.decoder.buffer)
+        return stream.inlet if stream.inlet.lands() else None
+
+    def inlet_done(self, number: int) -> tuple[ControlRecvStream, None] | None:
+        """Takes what came by the inlet of a stream; the stream if it is to be read on."""
+        stream = self.streams[number]
+        assert stream.inlet is not None
+        whole = stream.inlet.stopped
+        stream.inlet.close()
+        if whole:
+            return stream, None
+        self.credit(stream)
+        return None
+
     def hold(self, stream: ControlRecvStream) -> None:
         """Its bytes wait; if it has ended, so does its slot: one of those for messages."""
         if stream.fin and not stream.held and stream.number < BIDI:
@@ -150,9 +167,7 @@ class ControlRecvStreams:
             self._lasting -= 1
         self._weight -= stream.weight
         stream.weight = 0
-        if stream.granted:
-            self._shared.reserve(-stream.granted)
-            stream.granted = 0
+        self.granting.leave(stream)
 
     def weigh(self, stream: ControlRecvStream) -> None:
         """What is held of it without admission is bounded in sum, like what is admitted.
@@ -172,27 +187,11 @@ class ControlRecvStreams:
             )
 
     def credit(self, stream: ControlRecvStream) -> None:
-        """Lets the peer send what the stream should have now, half a window at a time."""
-        if stream.fin or stream.ignoring:
-            return
-        decoder = stream.decoder
-        reach = decoder.consumed + decoder.remaining + self._initial + stream.granted
-        if reach - stream.limit >= self._initial >> 1:
-            stream.limit = reach
-            self._shared.effects.append((effects.CREDIT, stream.number, reach))
-
-    def grant_read_ahead(self, stream: ControlRecvStream, size: int) -> None:
-        """Lets a stream of large messages send the next one while this one is worked on."""
-        shared = self._shared
-        wanted = min(2 * size, shared.read_ahead_both)
-        if (
-            size >= READ_AHEAD_FROM
-            and wanted > stream.granted
-            and shared.budget_used + wanted <= shared.budget >> 1
-            and shared.process.used + wanted <= shared.process_budget >> 1
-        ):
-            shared.reserve(wanted - stream.granted)
-            stream.granted = wanted
+        """Lets the peer send what the stream should have now."""
+        if not stream.ignoring:
+            decoder = stream.decoder
+            reach = decoder.consumed + min(decoder.remaining, self._admitted)
+            self.granting.renew(stream, reach)
 
     def clear(self) -> None:
         """The connection is over."""

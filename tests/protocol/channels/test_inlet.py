@@ -198,6 +198,7 @@ def test_an_inlet_is_idle_while_a_part_of_a_payload_landed_and_nothing_else() ->
             room[:] = step
             inlet.landed(len(step))
         at += len(step)
+        assert inlet.decoder is not None
         idle.append((inlet.decoder.remaining, inlet.idle))
         if not inlet.idle:
             core.inlet_done(9, 200.0)
