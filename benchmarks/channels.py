@@ -4,7 +4,8 @@
 
 A client sends messages of one size on the entrypoint; the server reads them. The time is that from
 the first message until the client knows that the server has taken the last. ``first`` is Aqueduct,
-``draft`` the control-stream draft. The cases go over TCP, a Unix socket and QUIC. Each measurement has a server and a client process of its own; contestants take turns.
+``draft`` the control-stream draft. The cases go over TCP, a Unix socket and QUIC. Each measurement
+has a server and a client process of its own; contestants take turns.
 """
 
 from __future__ import annotations
