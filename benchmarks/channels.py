@@ -11,7 +11,6 @@ has a server and a client process of its own; contestants take turns.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import sys
@@ -19,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +27,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import aqueduct
 from benchmarks import certificate, processes, results
 from benchmarks.peers import common
-from benchmarks.runner import ROOT, Benchmark, Progress, run_command
+from benchmarks.runner import (
+    ROOT,
+    Benchmark,
+    measure_in_turn,
+    report_ratios,
+    run_command,
+    select_words,
+)
 
 KiB: Final = 1 << 10
 MiB: Final = 1 << 20
@@ -167,65 +173,23 @@ def measure(told: Told) -> dict[str, Any]:
 
 
 def run(cases: list[Case], repeats: int, quick: bool) -> Iterator[dict[str, Any]]:
-    """Measures ``cases`` in turn and yields rows; what failed has ``error`` instead of numbers."""
-    progress = Progress(repeats * sum(len(case.contestants) for case in cases))
-    for repeat, case in itertools.product(range(repeats), cases):
-        for contestant in case.contestants[:: -1 if repeat % 2 else 1]:
-            count = case.count // (QUICK if quick else 1)
-            row: dict[str, Any] = {"case": case.name, "contestant": contestant.name}
-            row["repeat"] = repeat
-            try:
-                row.update(measure(Told(case.scheme, count, case.size, contestant.draft)))
-                said = ", ".join(
-                    f"{results.number(row[metric])} {results.UNITS[metric]}"
-                    for metric in TABLE
-                    if metric in row
-                )
-            except processes.Failed as error:
-                said = row["error"] = str(error)
-            progress.done += 1
-            progress.show(f"{case.name} {contestant.name}: {said}")
-            yield row
-    progress.end()
+    """Measures ``cases`` in turn and yields rows."""
+
+    def numbers(case: Case, contestant: Contestant) -> dict[str, Any]:
+        count = case.count // (QUICK if quick else 1)
+        return measure(Told(case.scheme, count, case.size, contestant.draft))
+
+    yield from measure_in_turn(cases, repeats, TABLE, numbers)
 
 
 def report(found: results.Run) -> str:
-    """A line for each contestant and number, with the ratio of it to the first contestant."""
-    lines = []
-    for case in found.cases():
-        first = found.contestants(case)[0]
-        for name in found.contestants(case):
-            failed = len(found.errors(case, name))
-            for metric in TABLE:
-                values = found.values(case, name, metric).values()
-                if not values:
-                    continue
-                ratios = found.ratios(case, name, first, metric) if name != first else []
-                lines.append(
-                    [
-                        case,
-                        name + (f" ({failed} failed)" if failed else ""),
-                        results.UNITS[metric],
-                        str(results.Spread.of(values)),
-                        str(results.Spread.of(ratios)) if ratios else "",
-                    ]
-                )
-    return results.table(["case", "contestant", "what", "median", "this / first"], lines)
+    """A line for each contestant and number."""
+    return report_ratios(found, TABLE)
 
 
 def select(only: str) -> list[Case]:
-    """The cases whose name, or whose contestants' names, hold one of the words of ``only``."""
-    words = [word for word in only.split(",") if word]
-    chosen = []
-    for case in PLAN:
-        some = tuple(
-            each
-            for each in case.contestants
-            if not words or any(word in case.name or word in each.name for word in words)
-        )
-        if some:
-            chosen.append(replace(case, contestants=some))
-    return chosen
+    """The cases that ``only`` names."""
+    return select_words(PLAN, only)
 
 
 def main(arguments: list[str] | None = None) -> int:

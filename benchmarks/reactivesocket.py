@@ -49,7 +49,14 @@ from aqueduct.reactivesocket import serve as serve_reactive
 from aqueduct.service.service import Service
 from benchmarks import processes, results
 from benchmarks.peers import common
-from benchmarks.runner import ROOT, Benchmark, Progress, run_command
+from benchmarks.runner import (
+    ROOT,
+    Benchmark,
+    measure_in_turn,
+    report_ratios,
+    run_command,
+    select_words,
+)
 
 KiB: Final = 1 << 10
 MiB: Final = 1 << 20
@@ -437,70 +444,28 @@ def measure(told: Told) -> dict[str, Any]:
 
 
 def run(cases: list[Case], repeats: int, quick: bool) -> Iterator[dict[str, Any]]:
-    """Measures ``cases`` in turn and yields rows; what failed has ``error`` instead of numbers."""
-    progress = Progress(repeats * sum(len(case.contestants) for case in cases))
-    for repeat, case in itertools.product(range(repeats), cases):
-        for contestant in case.contestants[:: -1 if repeat % 2 else 1]:
-            count = case.count
-            if quick and case.mode != "stopped":
-                count //= QUICK
-            told = Told(case.mode, contestant.kind, count, case.size, contestant.streams)
-            if quick:
-                told = replace(told, streams=max(1, told.streams // QUICK), pause=1.0)
-            row: dict[str, Any] = {"case": case.name, "contestant": contestant.name}
-            row["repeat"] = repeat
-            try:
-                row.update(measure(replace(told, batches=contestant.batches)))
-                said = ", ".join(
-                    f"{results.number(row[metric])} {results.UNITS[metric]}"
-                    for metric in TABLE
-                    if metric in row
-                )
-            except processes.Failed as error:
-                said = row["error"] = str(error)
-            progress.done += 1
-            progress.show(f"{case.name} {contestant.name}: {said}")
-            yield row
-    progress.end()
+    """Measures ``cases`` in turn and yields rows."""
+
+    def numbers(case: Case, contestant: Contestant) -> dict[str, Any]:
+        count = case.count
+        if quick and case.mode != "stopped":
+            count //= QUICK
+        told = Told(case.mode, contestant.kind, count, case.size, contestant.streams)
+        if quick:
+            told = replace(told, streams=max(1, told.streams // QUICK), pause=1.0)
+        return measure(replace(told, batches=contestant.batches))
+
+    yield from measure_in_turn(cases, repeats, TABLE, numbers)
 
 
 def report(found: results.Run) -> str:
-    """A line for each contestant and number, with the ratio of the first contestant to it."""
-    lines = []
-    for case in found.cases():
-        first = found.contestants(case)[0]
-        for name in found.contestants(case):
-            failed = len(found.errors(case, name))
-            for metric in TABLE:
-                values = found.values(case, name, metric).values()
-                if not values:
-                    continue
-                ratios = found.ratios(case, first, name, metric) if name != first else []
-                lines.append(
-                    [
-                        case,
-                        name + (f" ({failed} failed)" if failed else ""),
-                        results.UNITS[metric],
-                        str(results.Spread.of(values)),
-                        str(results.Spread.of(ratios)) if ratios else "",
-                    ]
-                )
-    return results.table(["case", "contestant", "what", "median", "first / this"], lines)
+    """A line for each contestant and number."""
+    return report_ratios(found, TABLE, upside_down=True)
 
 
 def select(only: str) -> list[Case]:
-    """The cases whose name, or whose contestants' names, hold one of the words of ``only``."""
-    words = [word for word in only.split(",") if word]
-    chosen = []
-    for case in PLAN:
-        some = tuple(
-            each
-            for each in case.contestants
-            if not words or any(word in case.name or word in each.name for word in words)
-        )
-        if some:
-            chosen.append(replace(case, contestants=some))
-    return chosen
+    """The cases that ``only`` names."""
+    return select_words(PLAN, only)
 
 
 CLIENTS: Final[dict[str, Callable[[Told, Any], Any]]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -10,13 +11,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import results
+from benchmarks import processes, results
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -74,6 +75,81 @@ def run_command(
     for row in failed:
         print(f"failed: {row['case']} {row['contestant']}: {row['error']}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def measure_in_turn(
+    cases: list[Any],
+    repeats: int,
+    metrics: Sequence[str],
+    measure: Callable[[Any, Any], dict[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    """Yields a row for each contestant of each case, in each repeat; every other goes backwards.
+
+    ``measure`` has the numbers of one case and contestant, or raises Failed: then the row has
+    ``error`` in their place.
+    """
+    progress = Progress(repeats * sum(len(case.contestants) for case in cases))
+    for repeat, case in itertools.product(range(repeats), cases):
+        for contestant in case.contestants[:: -1 if repeat % 2 else 1]:
+            row: dict[str, Any] = {"case": case.name, "contestant": contestant.name}
+            row["repeat"] = repeat
+            try:
+                row.update(measure(case, contestant))
+                said = ", ".join(
+                    f"{results.number(row[metric])} {results.UNITS[metric]}"
+                    for metric in metrics
+                    if metric in row
+                )
+            except processes.Failed as error:
+                said = row["error"] = str(error)
+            progress.done += 1
+            progress.show(f"{case.name} {contestant.name}: {said}")
+            yield row
+    progress.end()
+
+
+def report_ratios(found: results.Run, metrics: Sequence[str], *, upside_down: bool = False) -> str:
+    """A line for each contestant and number, with its ratio to the case's first contestant.
+
+    ``upside_down``: the ratio of the first to it.
+    """
+    lines = []
+    for case in found.cases():
+        first = found.contestants(case)[0]
+        for name in found.contestants(case):
+            failed = len(found.errors(case, name))
+            pair = (first, name) if upside_down else (name, first)
+            for metric in metrics:
+                values = found.values(case, name, metric).values()
+                if not values:
+                    continue
+                ratios = found.ratios(case, *pair, metric) if name != first else []
+                lines.append(
+                    [
+                        case,
+                        name + (f" ({failed} failed)" if failed else ""),
+                        results.UNITS[metric],
+                        str(results.Spread.of(values)),
+                        str(results.Spread.of(ratios)) if ratios else "",
+                    ]
+                )
+    ratio = "first / this" if upside_down else "this / first"
+    return results.table(["case", "contestant", "what", "median", ratio], lines)
+
+
+def select_words(plan: Sequence[Any], only: str) -> list[Any]:
+    """The cases whose name, or whose contestants' names, hold one of the words of ``only``."""
+    words = [word for word in only.split(",") if word]
+    chosen = []
+    for case in plan:
+        some = tuple(
+            each
+            for each in case.contestants
+            if not words or any(word in case.name or word in each.name for word in words)
+        )
+        if some:
+            chosen.append(replace(case, contestants=some))
+    return chosen
 
 
 class Progress:
