@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks import channels, results
 
+pytestmark = pytest.mark.checkout
+
 MEASURED = [(case, each) for case in channels.PLAN for each in case.contestants]
 
 
