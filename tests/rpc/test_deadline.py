@@ -192,9 +192,10 @@ async def test_a_client_that_is_silent_is_given_up(carrier, handler):
 
 @pytest.mark.requirement("AC-67")
 @pytest.mark.parametrize("handler", ["generator", "async generator", "stuck"])
-async def test_signs_of_life_keep_what_waits_for_the_client_alone(handler):
+@pytest.mark.parametrize("where", ["memory", "draft-memory"])
+async def test_signs_of_life_keep_what_waits_for_the_client_alone(where, handler):
     watched = Watched(config=PATIENT)
-    async with serving(watched.service) as running:
+    async with serving(watched.service, where) as running:
         async with await raw_connection(running.addresses[0]) as connection:
             call = RawCall(connection, CallHead(handler, "exchange", schema=NUMBERS))
             if handler == "stuck":
