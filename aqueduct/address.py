@@ -192,15 +192,6 @@ class Address:
         """Whether the control-stream draft is spoken there, as ``dialect`` says."""
         return self.options.get("dialect") == DIALECT
 
-    def for_calls(self) -> Address:
-        """This address. ConfigError: Arrow calls cannot go there, as they need message headers."""
-        if self.control_streams:
-            raise ConfigError(
-                f"{self}: the control-stream draft has no message headers, which Arrow calls need; "
-                "leave out dialect, or use its channels by aqueduct.connect and aqueduct.serve"
-            )
-        return self
-
     def with_port(self, port: int) -> Address:
         """The same address with another port (a listener on port 0 learns its own)."""
         return Address(self.scheme, self.host, port, self.options, self.path)

@@ -23,6 +23,7 @@ compiled)
     # All are collected, so all that any of them imports is there; these run, and have every test
     # that imports a compiled module (tests/test_tooling.py sees to it).
     compiled="tests/speedups tests/protocol tests/arrow tests/rpc/test_fragments.py \
+        tests/rpc/test_control_streams.py \
         tests/rpc/test_reactive_calls.py tests/service/test_reactive_demand.py \
         tests/carriers/test_contract.py \
         tests/carriers/test_tricks_quic.py tests/endpoint/test_stream.py tests/rpc/test_echo.py \

@@ -120,7 +120,7 @@ def seconds(given: Any) -> float | None:
 def _addresses(given: Any) -> tuple[str, ...]:
     found = words(given)
     for each in found:
-        Address.parse(each).for_calls()
+        Address.parse(each)
     return found
 
 

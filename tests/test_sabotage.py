@@ -40,7 +40,9 @@ def test_every_number_has_a_change_or_a_reason_to_have_none() -> None:
         number for number in ledger() if number.startswith(("AQ-", "AQ0-", "BP-", "RL-", "RS-"))
     }
     tried = {number for change in CHANGES for number in change.requirements}
-    assert tried | set(EXEMPT) == numbers
+    of_calls = {number for number in tried if number.startswith("AC-")}  # what the core knows of
+    assert of_calls <= set(ledger())
+    assert (tried - of_calls) | set(EXEMPT) == numbers
     assert not tried & set(EXEMPT)
     assert all(len(reason.split()) > 5 for reason in EXEMPT.values())
 

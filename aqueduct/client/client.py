@@ -38,7 +38,7 @@ from aqueduct.client.stream import Stream
 from aqueduct.client.unary import PendingCall, UnaryCaller, UnaryCallers, UnaryResult, one_batch
 from aqueduct.closing import AsyncClosing
 from aqueduct.config import DEFAULT, Config
-from aqueduct.endpoint import Connection, Message, connect
+from aqueduct.endpoint import Connection, Message, connect_for_calls
 from aqueduct.errors import AqueductError, DeadlineExceeded
 from aqueduct.rpc.deadline import ProgressTimer
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
@@ -125,8 +125,7 @@ class Client(AsyncClosing):
         """
         check_patches()
         parsed = address if isinstance(address, Address) else Address.parse(address)
-        parsed.for_calls()
-        connection = await connect(
+        connection = await connect_for_calls(
             parsed, headers=connection_headers(headers), config=config, tls=tls
         )
         if keep_alive:

@@ -3,7 +3,14 @@
 from aqueduct.endpoint.channel import Attachment, Headers, Message, Mode, Receiver, Sender, channel
 from aqueduct.endpoint.connection import Connection
 from aqueduct.endpoint.reply import PendingReply, Responder
-from aqueduct.endpoint.server import Server, bind, connect, serve
+from aqueduct.endpoint.server import (
+    Server,
+    bind,
+    connect,
+    connect_for_calls,
+    serve,
+    serve_calls,
+)
 from aqueduct.endpoint.snapshot import ConnectionSnapshot
 
 __all__ = [
@@ -21,5 +28,7 @@ __all__ = [
     "bind",
     "channel",
     "connect",
+    "connect_for_calls",
     "serve",
+    "serve_calls",
 ]

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from typing import Any, Final
 
 from aqueduct._speedups.loop.pump import Pump
@@ -80,14 +81,18 @@ class Connection(AsyncClosing):
         *,
         headers: Headers = (),
         on_headers: OnHeaders | None = None,
+        header_blocks: bool = False,
     ) -> None:
+        """``header_blocks``: of the control-stream draft, see ControlConnection."""
         self.is_client = carrier.is_client
         self.config = config
         self.carrier = carrier
         self._process = accounts.process()
         self._process.opened()
-        core = ControlConnection if carrier.bidi else ChannelConnection
-        self.core: ConnectionCore = core(
+        core: Callable[..., ConnectionCore] = ChannelConnection
+        if carrier.bidi:
+            core = partial(ControlConnection, header_blocks=header_blocks)
+        self.core = core(
             is_client=carrier.is_client,
             config=config,
             headers=headers,

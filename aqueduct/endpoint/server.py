@@ -24,7 +24,7 @@ from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost, LimitExc
 from aqueduct.escaping import logger_of, shown
 from aqueduct.forks import own_loop
 
-__all__ = ["Server", "bind", "connect", "serve"]
+__all__ = ["Server", "bind", "connect", "connect_for_calls", "serve", "serve_calls"]
 
 log = logger_of(__name__)
 
@@ -45,6 +45,24 @@ async def connect(
     headers that cannot, ConnectFailed with the reason otherwise, ConnectionLost (code 4) when the
     server refuses the headers.
     """
+    return await _connect(address, headers, config, tls, header_blocks=False)
+
+
+async def connect_for_calls(
+    address: str | Address, *, headers: Headers, config: Config, tls: ClientTls | None
+) -> Connection:
+    """``connect`` for a client of Arrow calls: messages have headers in either dialect (AC-95)."""
+    return await _connect(address, headers, config, tls, header_blocks=True)
+
+
+async def _connect(
+    address: str | Address,
+    headers: Headers,
+    config: Config,
+    tls: ClientTls | None,
+    *,
+    header_blocks: bool,
+) -> Connection:
     target = address if isinstance(address, Address) else Address.parse(address)
     _refuse_reactive(target)
     codec.encode_connection_headers(headers)
@@ -63,7 +81,7 @@ async def connect(
         carrier = await quic.connect(target, config, tls, bidi=target.control_streams)
     else:
         carrier = await stream.connect(target, config, tls, bidi=target.control_streams)
-    connection = Connection(carrier, config, headers=headers)
+    connection = Connection(carrier, config, headers=headers, header_blocks=header_blocks)
     try:
         async with asyncio.timeout_at(deadline):
             await connection.wait_ready()
@@ -82,8 +100,10 @@ async def connect(
 class Server(AsyncClosing):
     """What ``serve`` returns: listeners and their live connections."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, header_blocks: bool = False) -> None:
+        """``header_blocks``: of its connections."""
         self.config = config
+        self._header_blocks = header_blocks
         self.connections: set[Connection] = set()
         self.accepted = 0
         """Connections ever accepted."""
@@ -150,7 +170,13 @@ class Server(AsyncClosing):
         headers: Headers,
     ) -> None:
         text = _crowded(self.config)
-        connection = Connection(carrier, self.config, headers=headers, on_headers=on_headers)
+        connection = Connection(
+            carrier,
+            self.config,
+            headers=headers,
+            on_headers=on_headers,
+            header_blocks=self._header_blocks,
+        )
         if text:
             log.warning("%s was refused: %s", connection.peer, text)
             connection.close_soon(LimitExceeded.code, text)
@@ -273,6 +299,30 @@ async def serve(
     """
     if isinstance(addresses, (str, Address, Bound)):
         addresses = [addresses]
+    return await _serve(Server(config), on_connection, addresses, on_headers, headers, tls)
+
+
+async def serve_calls(
+    on_connection: OnConnection,
+    addresses: Sequence[str | Address | Bound],
+    *,
+    config: Config,
+    tls: ServerTls | None,
+) -> Server:
+    """``serve`` for Arrow calls: messages have headers in either dialect (AC-95)."""
+    server = Server(config, header_blocks=True)
+    return await _serve(server, on_connection, addresses, None, (), tls)
+
+
+async def _serve(
+    server: Server,
+    on_connection: OnConnection,
+    addresses: Sequence[str | Address | Bound],
+    on_headers: OnHeaders | None,
+    headers: Headers,
+    tls: ServerTls | None,
+) -> Server:
+    config = server.config
     codec.encode_connection_headers(headers)
     if inspect.iscoroutinefunction(on_headers):
         raise ConfigError(
@@ -281,7 +331,6 @@ async def serve(
         )
     if not addresses:
         raise ConfigError("serve needs at least one address to listen on")
-    server = Server(config)
     own_loop(asyncio.get_running_loop())
 
     def accept(carrier: Carrier) -> None:

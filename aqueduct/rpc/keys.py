@@ -103,7 +103,8 @@ NUMBER_LIMIT: Final = (1 << 63) - 1
 def one_each(headers: Iterable[tuple[bytes, bytes]], keys: frozenset[bytes]) -> dict[bytes, bytes]:
     """The values of those of ``keys`` that are there. Raises BadCall if one is there twice.
 
-    Keys of others are nobody's business.
+    Keys of others are nobody's business. The empty key is that of a message whose header block was
+    malformed, and says so.
     """
     found: dict[bytes, bytes] = {}
     for key, value in headers:
@@ -111,6 +112,8 @@ def one_each(headers: Iterable[tuple[bytes, bytes]], keys: frozenset[bytes]) -> 
             if key in found:
                 raise BadCall(f"the header {key.decode()} is there twice")
             found[key] = value
+        elif not key:
+            raise BadCall(value.decode())
     return found
 
 

@@ -15,12 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aqueduct._speedups.channels.receiver import ReceiveQueue
-from aqueduct.address import Address
 from aqueduct.arrow.ipc import LONG_SCHEMA
 from aqueduct.carriers.certificates import ServerTls
 from aqueduct.carriers.contract import Bound
 from aqueduct.config import Config
-from aqueduct.endpoint import Connection, Message, Receiver, Server, accounts, serve
+from aqueduct.endpoint import Connection, Message, Receiver, Server, accounts, serve_calls
 from aqueduct.endpoint.eager_task import EagerTaskFactory
 from aqueduct.endpoint.hooks import allows
 from aqueduct.errors import (
@@ -195,10 +194,8 @@ class RunningService:
         """
         reactive = [each for each in addresses if is_reactive(each)]
         others = [each for each in addresses if not is_reactive(each)]
-        for each in others:
-            (each.address if isinstance(each, Bound) else Address.parse(each)).for_calls()
         if others or not reactive:
-            self._server = await serve(
+            self._server = await serve_calls(
                 self._serve_connection, others, config=self.config, tls=self._tls
             )
         try:

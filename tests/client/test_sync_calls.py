@@ -69,7 +69,7 @@ def service(held, begun):
     return service
 
 
-@pytest.fixture(params=["tcp", "quic"])
+@pytest.fixture(params=["tcp", "quic", "draft"])
 def carrier(request):
     return request.param
 

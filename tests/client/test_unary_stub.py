@@ -80,7 +80,7 @@ def service(seen, held):
     return service
 
 
-@pytest.fixture(params=["tcp", "quic"])
+@pytest.fixture(params=["tcp", "quic", "draft"])
 def client(request, service):
     with sync_client(service, request.param) as client:
         yield client

@@ -49,7 +49,7 @@ FLOORS: Final = {
 MODULES: Final = {
     "arrow": ("columns", "reader", "writer"),
     "codec": ("decoder", "encoder", "frames", "receive_buffer"),
-    "control-streams": ("control_frames", "frames", "receive_buffer"),
+    "control-streams": ("control_encoder", "control_frames", "frames", "receive_buffer"),
     "wire": ("decoder", "frames", "ranges", "receive_buffer", "receiver", "tracker"),
     "operations": (
         *("decoder", "encoder", "frames", "ranges"),

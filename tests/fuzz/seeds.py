@@ -419,7 +419,10 @@ def control_frame(rng: random.Random) -> model.Frame:
             return name, ((b"key", b"value"),) * rng.randrange(3)
         case "Message":
             attached = tuple(rng.sample(range(16), rng.randrange(3)))
-            return name, channel, rng.randrange(3), attached, bytes(rng.choice((0, 5, 40)))
+            payload = bytes(rng.choice((0, 5, 40)))
+            if rng.randrange(2):
+                payload = control_model.header_block(((b"key", b"value"),)) + payload
+            return name, channel, rng.randrange(3), attached, payload
         case "ChannelControl" | "ClosedChannelLost":
             return name, channel
         case "SentUnreliable" | "FinishSender":

@@ -1,13 +1,14 @@
 """The model of the codec of the control-stream draft: a whole sequence at once, frames as tuples.
 
-A frame is (name, field, ...), with the fields in their order on the wire.
+A frame is (name, field, ...), with the fields in their order on the wire. With header blocks a
+Message ends with what is behind its block, and its headers, None for a malformed block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from aqueduct.errors import (
     FrameError,
@@ -15,9 +16,18 @@ from aqueduct.errors import (
     RemoteProtocolError,
     SequenceError,
 )
-from tests.reference.codec import MAGIC, Frame, Model, header_data, header_pairs, varbytes, varint
+from tests.reference.codec import (
+    MAGIC,
+    Frame,
+    Headers,
+    Model,
+    header_data,
+    header_pairs,
+    varbytes,
+    varint,
+)
 
-__all__ = ["NAMES", "decode", "encode"]
+__all__ = ["NAMES", "decode", "encode", "header_block"]
 
 NAMES = {
     239: "Version",
@@ -32,15 +42,22 @@ NAMES = {
     9: "ClosedChannelLost",
 }
 TYPES = {name: kind for kind, name in NAMES.items()}
+ALIGNMENT: Final = 64
 FINAL = ("ConnectionControl", "FinishSender", "CloseReceiver", "ClosedChannelLost")
 
 
 def decode(
-    data: bytes, *, from_server: bool, carrier: str, channel: int = -1, **limits: Any
+    data: bytes,
+    *,
+    from_server: bool,
+    carrier: str,
+    channel: int = -1,
+    header_blocks: bool = False,
+    **limits: Any,
 ) -> tuple[list[Frame], RemoteProtocolError | None]:
     """The frames before the first error, and that error. A cut counts as one."""
     model = ControlModel(data, from_server, carrier == "datagram", **limits)
-    model.carrier, model.route = carrier, channel
+    model.carrier, model.route, model.header_blocks = carrier, channel, header_blocks
     try:
         while model.at < len(data):
             model.frames.append(model.frame())
@@ -56,6 +73,7 @@ class ControlModel(Model):
     """``route`` is the channel of a control stream, and of each message while it is read."""
 
     carrier: str = ""
+    header_blocks: bool = False
 
     def frame(self) -> Frame:
         self.start = self.at
@@ -122,7 +140,22 @@ class ControlModel(Model):
         if num and self.oneshot:
             raise SequenceError("AQ-R28")
         attached = self.channels(self.block(self.block_limit))
-        return "Message", self.route, num, attached, self.block()
+        payload = self.block()
+        if not self.header_blocks:
+            return "Message", self.route, num, attached, payload
+        try:
+            return "Message", self.route, num, attached, *self.split(payload)
+        except RemoteProtocolError:
+            return "Message", self.route, num, attached, b"", None
+
+    def split(self, payload: bytes) -> tuple[bytes, Headers]:
+        """What is behind the header block, and the headers; AC-95 to AC-98."""
+        inner = Model(payload, False, False)
+        headers = header_pairs(inner.block(self.header_limit))
+        zeros = inner.take(-inner.at % ALIGNMENT)
+        if any(zeros):
+            raise FrameError("AC-97")
+        return payload[inner.at :], headers
 
     def channels(self, block: bytes) -> tuple[int, ...]:
         inner = Model(block, self.from_server, self.datagram)
@@ -167,9 +200,17 @@ def encode_frame(frame: Frame) -> bytes:
         case "ConnectionControl":
             return kind + header_data(fields[0])
         case "Message":
-            channel, num, attached, payload = fields
+            channel, num, attached, payload, *headers = fields
+            if headers:
+                payload = header_block(headers[0]) + payload
             head = kind + varint(channel) + varint(num)
             return head + varbytes(b"".join(map(varint, attached))) + varbytes(payload)
         case "AckReliable" | "AckNackUnreliable" | "CloseReceiver":
             return kind + varbytes(b"".join(map(varint, fields[0])))
     return kind + varint(fields[0])
+
+
+def header_block(headers: Headers) -> bytes:
+    """Headers as they stand in front of a payload."""
+    data = header_data(headers)
+    return data + bytes(-len(data) % ALIGNMENT)

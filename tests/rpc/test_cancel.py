@@ -15,7 +15,6 @@ import pytest
 
 import aqueduct
 from aqueduct.client.client import Client
-from aqueduct.endpoint import connect
 from aqueduct.errors import Cancelled, ConnectionLost, HandlerFailed
 from aqueduct.rpc.request import CallHead, Kind
 from tests.support.calls import (
@@ -28,6 +27,7 @@ from tests.support.calls import (
     everything,
     holding,
     numbers,
+    raw_connection,
     served,
     serving,
     sync_client,
@@ -36,7 +36,7 @@ from tests.support.calls import (
 )
 
 
-@pytest.fixture(params=["memory", "quic"])
+@pytest.fixture(params=["memory", "quic", "draft"])
 def carrier(request):
     return request.param
 
@@ -220,7 +220,7 @@ async def test_a_client_that_is_gone_ends_the_handler(carrier, handler):
 async def test_a_client_that_vanishes_in_the_middle_of_a_batch(carrier, handler):
     watched = Watched(config=config(calls={"fragment_bytes": 1000}))
     async with serving(watched.service, carrier) as running:
-        connection = await connect(running.addresses[0])
+        connection = await raw_connection(running.addresses[0])
         kind: Kind = "sink" if handler == "sink" else "exchange"
         call = RawCall(connection, CallHead(handler, kind, schema=NUMBERS))
         call.send(numbers(*range(1000)), cut=1000, fragments_sent=4)
@@ -238,7 +238,7 @@ async def test_a_client_that_vanishes_in_the_middle_of_a_batch(carrier, handler)
 async def test_a_batch_that_is_never_whole(how):
     watched = Watched()
     async with serving(watched.service) as running:
-        async with await connect(running.addresses[0]) as connection:
+        async with await raw_connection(running.addresses[0]) as connection:
             call = RawCall(connection, CallHead("generator", "exchange", schema=NUMBERS))
             call.send(numbers(*range(1000)), cut=1000, fragments_sent=4)
             call.sender.finish() if how == "finish" else call.sender.cancel()

@@ -130,7 +130,7 @@ async def caller(running: RunningService, service: aqueduct.Service, chance: ran
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("carrier", ["memory", "quic"])
+@pytest.mark.parametrize("carrier", ["memory", "quic", "draft", "draft-memory"])
 async def test_nothing_hangs_and_nothing_is_left(carrier, seed, caplog):
     service = unruly(seed)
     async with serving(service, carrier) as running:

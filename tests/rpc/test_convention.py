@@ -11,22 +11,22 @@ from hypothesis import given
 import aqueduct
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
-from aqueduct.endpoint import channel, connect
+from aqueduct.endpoint import channel
 from aqueduct.errors import BadCall, Finished, UnknownHandler
 from aqueduct.rpc import keys
 from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.status import Status
 from aqueduct.rpc.unary import UnaryTemplate, decode_answer
 from tests.arrow.strategies import streams
-from tests.support.calls import NUMBERS, RawCall, numbers, serving
+from tests.support.calls import NUMBERS, RawCall, numbers, raw_connection, serving
 
 ALIGNMENT = 64
 WORDS = pa.schema([("word", pa.string())])
 SAME = pa.record_batch([["word"] * 10_000], schema=WORDS)
 
 
-@pytest.fixture
-async def raw():
+@pytest.fixture(params=["memory", "draft-memory"])
+async def raw(request):
     service = aqueduct.Service("test")
     service.handler("echo", input=WORDS, output=WORDS)(lambda batch: batch)
 
@@ -35,7 +35,10 @@ async def raw():
         for value in range(40):
             yield numbers(value)
 
-    async with serving(service) as running, await connect(running.addresses[0]) as connection:
+    async with (
+        serving(service, request.param) as running,
+        await raw_connection(running.addresses[0]) as connection,
+    ):
         yield connection
 
 

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
-from aqueduct.endpoint import connect
 from aqueduct.errors import DeadlineExceeded
 from aqueduct.rpc.keys import ALIVE
 from aqueduct.rpc.request import CallHead
@@ -21,6 +20,7 @@ from tests.support.calls import (
     connected,
     everything,
     numbers,
+    raw_connection,
     serving,
     sync_client,
     values,
@@ -32,7 +32,7 @@ PATIENT = config(timing={"progress_deadline": 1.2})
 """For what must not, on a machine that may be busy."""
 
 
-@pytest.fixture(params=["memory", "quic"])
+@pytest.fixture(params=["memory", "quic", "draft"])
 def carrier(request):
     return request.param
 
@@ -183,7 +183,7 @@ def test_the_application_of_a_sync_client_may_take_its_time():
 async def test_a_client_that_is_silent_is_given_up(carrier, handler):
     watched = Watched(config=IMPATIENT)
     async with serving(watched.service, carrier) as running:
-        async with await connect(running.addresses[0]) as connection:
+        async with await raw_connection(running.addresses[0]) as connection:
             error = await RawCall(connection, CallHead(handler, "exchange", schema=NUMBERS)).end()
             assert isinstance(error, DeadlineExceeded)
             assert "for more batches and the client was silent" in str(error)
@@ -192,10 +192,11 @@ async def test_a_client_that_is_silent_is_given_up(carrier, handler):
 
 @pytest.mark.requirement("AC-67")
 @pytest.mark.parametrize("handler", ["generator", "async generator", "stuck"])
-async def test_signs_of_life_keep_what_waits_for_the_client_alone(handler):
+@pytest.mark.parametrize("where", ["memory", "draft-memory"])
+async def test_signs_of_life_keep_what_waits_for_the_client_alone(where, handler):
     watched = Watched(config=PATIENT)
-    async with serving(watched.service) as running:
-        async with await connect(running.addresses[0]) as connection:
+    async with serving(watched.service, where) as running:
+        async with await raw_connection(running.addresses[0]) as connection:
             call = RawCall(connection, CallHead(handler, "exchange", schema=NUMBERS))
             if handler == "stuck":
                 call.send(numbers(1))

@@ -14,7 +14,7 @@ import aqueduct
 from tests.support.calls import NUMBERS, config, connected, numbers, sync_client, values
 
 
-@pytest.fixture(params=["memory", "quic"])
+@pytest.fixture(params=["memory", "quic", "draft", "draft-memory", "draft-quic"])
 def carrier(request):
     return request.param
 

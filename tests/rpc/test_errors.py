@@ -33,7 +33,7 @@ from tests.support.calls import (
 LIBRARY = str(Path(aqueduct.__file__).parent)
 
 
-@pytest.fixture(params=["memory", "quic"])
+@pytest.fixture(params=["memory", "quic", "draft"])
 def carrier(request):
     return request.param
 

@@ -55,7 +55,7 @@ def blob(number, size):
 BLOBS = blob(0, 1).schema
 
 
-@pytest.fixture(params=["memory", "quic"])
+@pytest.fixture(params=["memory", "quic", "draft"])
 def carrier(request):
     return request.param
 

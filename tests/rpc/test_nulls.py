@@ -26,7 +26,7 @@ def batch_of(*values):
 GOOD, BAD = batch_of({"x": 1}, None), batch_of({"x": None})
 
 
-@pytest.fixture(params=["memory", "quic"])
+@pytest.fixture(params=["memory", "quic", "draft"])
 def carrier(request):
     return request.param
 

@@ -11,7 +11,7 @@ import pytest
 import aqueduct
 from aqueduct.arrow.encode import Encoder
 from aqueduct.client.client import Client
-from aqueduct.endpoint import channel, connect, serve
+from aqueduct.endpoint import channel, serve
 from aqueduct.errors import (
     BadCall,
     CallError,
@@ -28,12 +28,13 @@ from tests.support.calls import (
     config,
     everything,
     numbers,
+    raw_connection,
     served,
     serving,
 )
 
 
-@pytest.fixture(params=["memory", "quic"])
+@pytest.fixture(params=["memory", "quic", "draft"])
 def carrier(request):
     return request.param
 
@@ -136,8 +137,8 @@ async def test_a_sink_that_answers():
             await client.sink("store", [numbers(1)])
 
 
-@pytest.fixture
-async def raw():
+@pytest.fixture(params=["memory", "draft-memory"])
+async def raw(request):
     service = aqueduct.Service("test")
     service.handler("echo")(lambda batch: batch)
 
@@ -148,7 +149,10 @@ async def raw():
         except CallError:
             pass
 
-    async with serving(service) as running, await connect(running.addresses[0]) as connection:
+    async with (
+        serving(service, request.param) as running,
+        await raw_connection(running.addresses[0]) as connection,
+    ):
         yield connection
 
 

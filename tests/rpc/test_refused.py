@@ -29,7 +29,7 @@ from tests.support.calls import (
 )
 
 
-@pytest.fixture(params=["memory", "quic"])
+@pytest.fixture(params=["memory", "quic", "draft"])
 def carrier(request):
     return request.param
 

@@ -45,7 +45,7 @@ SHAPES = ("async generator", "generator", "coroutine", "function")
 SMALL = config(calls={"unary_bytes": 2048})
 
 
-@pytest.fixture(params=["memory", "quic"])
+@pytest.fixture(params=["memory", "quic", "draft"])
 def carrier(request):
     return request.param
 

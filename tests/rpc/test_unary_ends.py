@@ -13,7 +13,7 @@ import pytest
 import aqueduct
 from aqueduct.arrow.encode import Encoder
 from aqueduct.client.client import Client
-from aqueduct.endpoint import channel, connect, serve
+from aqueduct.endpoint import channel, serve
 from aqueduct.errors import (
     BadCall,
     CallError,
@@ -36,6 +36,7 @@ from tests.support.calls import (
     config,
     connected,
     numbers,
+    raw_connection,
     serving,
     until,
 )
@@ -44,7 +45,7 @@ HANDLERS = [name for name in ENDS if name not in ("generator", "async generator"
 """Those of Watched that do not answer one batch at once."""
 
 
-@pytest.fixture(params=["memory", "quic"])
+@pytest.fixture(params=["memory", "quic", "draft"])
 def carrier(request):
     return request.param
 
@@ -255,7 +256,7 @@ class RawEcho:
     async def __aenter__(self):
         self.serving = serving(self.service, self.carrier)
         running = await self.serving.__aenter__()
-        self.connection = await connect(running.addresses[0])
+        self.connection = await raw_connection(running.addresses[0])
         return self.service, self.connection
 
     async def __aexit__(self, *exc):

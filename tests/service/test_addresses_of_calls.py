@@ -1,33 +1,43 @@
-"""Calls need message headers, which the control-stream draft does not have: said at once."""
+"""Calls go to addresses of either dialect, also where one listener serves both."""
 
 from __future__ import annotations
 
 import pytest
 
-from aqueduct import Client, Service, serve
+from aqueduct import Client, Service
 from aqueduct.errors import ConfigError
 from spark_udfs.options import _addresses
+from tests.support.calls import DRAFT, numbers
 
-DRAFT = "aqueduct+tcp://127.0.0.1:0?dialect=control-streams"
+TCP = "aqueduct+tcp://127.0.0.1:0"
 
 
-async def test_a_service_does_not_listen_at_an_address_of_the_draft() -> None:
+async def test_a_listener_serves_calls_of_both_dialects() -> None:
     service = Service("s")
-    with pytest.raises(ConfigError, match=r"no message headers.*leave out dialect"):
-        async with service.serving(DRAFT):
+    service.handler("echo")(lambda batch: batch)
+    async with service.serving(TCP + DRAFT, drain=0) as running:
+        (address,) = running.addresses
+        assert address.endswith(DRAFT)
+        for text in (address, address.removesuffix(DRAFT)):
+            async with await Client.connect(text) as client:
+                assert client.connection.carrier.bidi == (text == address)
+                assert await client.call("echo", numbers(1)) == numbers(1)
+                assert [batch async for batch in client.exchange("echo", [numbers(2)])] == [
+                    numbers(2)
+                ]
+
+
+def test_spark_takes_an_address_of_the_draft() -> None:
+    text = f"aqueduct+tcp://127.0.0.1:1,{TCP}{DRAFT}"
+    assert _addresses(text) == tuple(text.split(","))
+
+
+async def test_a_connection_of_the_draft_is_not_resumed() -> None:
+    address = f"{TCP}{DRAFT}&resume=60s"
+    with pytest.raises(ConfigError, match="leave out one of resume and dialect"):
+        await Client.connect(address)
+    with pytest.raises(ConfigError, match="leave out one of resume and dialect"):
+        async with Service("s").serving(address):
             raise AssertionError("it listens")
-
-
-async def test_a_client_does_not_connect_to_an_address_of_the_draft() -> None:
-    server = await serve(lambda connection: None, DRAFT)
-    try:
-        with pytest.raises(ConfigError, match=r"no message headers.*leave out dialect"):
-            await Client.connect(server.addresses[0])
-        assert server.accepted == 0
-    finally:
-        await server.close()
-
-
-def test_spark_refuses_an_address_of_the_draft_on_the_driver() -> None:
-    with pytest.raises(ConfigError, match=r"no message headers.*leave out dialect"):
-        _addresses(f"aqueduct+tcp://127.0.0.1:1,{DRAFT}")
+    with pytest.raises(ConfigError, match="leave out one of resume and dialect"):
+        _addresses(address)

@@ -126,7 +126,7 @@ class AsyncLog:
 # The simple form
 
 
-@pytest.mark.parametrize("carrier", ["memory", "quic"])
+@pytest.mark.parametrize("carrier", ["memory", "quic", "draft"])
 async def test_a_generator_is_a_table_of_one_split(service, carrier):
     @service.table("words", schema=SCHEMA)
     def words():

@@ -191,6 +191,7 @@ ADDRESSES = {
     "quic": "aqueduct://127.0.0.1:0",
     "tls": "aqueduct+tls://127.0.0.1:0",
     "tcp": "aqueduct+tcp://127.0.0.1:0",
+    "draft": "aqueduct+tcp://127.0.0.1:0?dialect=control-streams",
     "unix": "aqueduct+unix://FOLDER/crew.sock",
 }
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from aqueduct.carriers.certificates import ClientTls, ServerTls, dev_certificate
 from aqueduct.errors import ConfigError
-from spark_udfs import exchange, exchange_pandas
-from tests.spark.services import make
+from spark_udfs import exchange, exchange_column, exchange_pandas, register
+from tests.sinks.shelf import Shelf
+from tests.spark.services import NUMBERS, make
 
 pytestmark = pytest.mark.spark
 
@@ -15,6 +17,7 @@ ADDRESSES = {
     "quic": "aqueduct://127.0.0.1:0",
     "tls": "aqueduct+tls://127.0.0.1:0",
     "tcp": "aqueduct+tcp://127.0.0.1:0",
+    "draft": "aqueduct+tcp://127.0.0.1:0?dialect=control-streams",
     "unix": "aqueduct+unix://{folder}/service.sock",
 }
 
@@ -43,6 +46,25 @@ def test_partitions_go_there_and_back(spark, running, scheme, listen):
         assert counters["calls"] == 12
         assert counters["rows_in"] == 15_000
         assert 1 <= counters["connections"] <= 2  # one for each worker process, however often
+
+
+def test_tables_sinks_and_functions_of_sql_are_reached(spark, running, scheme, listen):
+    register(spark)
+    service, shelf = make(), Shelf()
+    service.sink("shelf", shelf, schema=NUMBERS)
+
+    @service.table("numbers", schema=NUMBERS, splits=[0, 1, 2])
+    def table(split):
+        rows = range(100 * split, 100 * split + 100)
+        yield pa.record_batch({"id": pa.array(rows, pa.int64())}, schema=NUMBERS)
+
+    with running(service, listen) as address:
+        frame = spark.read.format("aqueduct").options(address=address, handler="numbers").load()
+        spark.udf.register("twice", exchange_column(address, "double", "long", columns=["id"]))
+        doubled = frame.selectExpr("twice(id) AS id")
+        writer = doubled.write.format("aqueduct").options(address=address, handler="shelf")
+        writer.mode("append").save()
+    assert shelf.rows == list(range(0, 600, 2))
 
 
 def test_an_error_names_the_address(spark, running, scheme, listen):

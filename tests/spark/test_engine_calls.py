@@ -39,10 +39,11 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=["tcp", "unix", "quic"])
+@pytest.fixture(params=["tcp", "draft", "unix", "quic"])
 def address(request, tmp_path):
     return {
         "tcp": "aqueduct+tcp://127.0.0.1:0",
+        "draft": "aqueduct+tcp://127.0.0.1:0?dialect=control-streams",
         "unix": f"aqueduct+unix://{tmp_path}/service.sock",
         "quic": "aqueduct://127.0.0.1:0",
     }[request.param]

@@ -23,7 +23,7 @@ from aqueduct.client.client import Client
 from aqueduct.client.loop_thread import LoopThread
 from aqueduct.client.task_client import TaskClient
 from aqueduct.config import DEFAULT, Config
-from aqueduct.endpoint import channel
+from aqueduct.endpoint import Connection, channel, connect_for_calls
 from aqueduct.rpc.fragments import fragments
 from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.status import Status
@@ -31,6 +31,7 @@ from aqueduct.service.server import RunningService
 
 TLS = dev_certificate()
 NUMBERS = pa.schema([("id", pa.int64())])
+DRAFT = "?dialect=control-streams"
 PAIRS = pa.schema([("id", pa.int64()), ("text", pa.string())])
 _names = itertools.count(1)
 
@@ -67,6 +68,9 @@ def address_of(carrier: str) -> str:
         "quic": "aqueduct://127.0.0.1:0",
         "tcp": "aqueduct+tcp://127.0.0.1:0",
         "tls": "aqueduct+tls://127.0.0.1:0",
+        "draft": f"aqueduct+tcp://127.0.0.1:0{DRAFT}",
+        "draft-memory": f"memory://calls-{next(_names)}{DRAFT}",
+        "draft-quic": f"aqueduct://127.0.0.1:0{DRAFT}",
         "unix": f"aqueduct+unix://{gettempdir()}/aqueduct-{os.getpid()}-{next(_names)}",
     }
     return addresses[carrier]
@@ -76,7 +80,7 @@ def address_of(carrier: str) -> str:
 async def serving(
     service: aqueduct.Service, carrier: str = "memory", *, drain: float | None = 0
 ) -> AsyncIterator[RunningService]:
-    tls = TLS if carrier in ("quic", "tls") else None
+    tls = TLS if carrier in ("quic", "draft-quic", "tls") else None
     async with service.serving(address_of(carrier), tls=tls, drain=drain) as running:
         yield running
 
@@ -135,6 +139,11 @@ def holding(release: asyncio.Event) -> aqueduct.Service:
             yield batch
 
     return service
+
+
+async def raw_connection(address: str) -> Connection:
+    """A connection of a client of calls, which says nothing by itself."""
+    return await connect_for_calls(address, headers=(), config=DEFAULT, tls=None)
 
 
 class RawCall:

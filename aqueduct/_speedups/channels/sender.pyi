@@ -1,5 +1,5 @@
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 from typing_extensions import disjoint_base
@@ -39,6 +39,7 @@ class SendQueue:
     _opened_since: int
     connected: bool
     posts: bool
+    frames: Callable[[int, int, Any, tuple[()], Any], list[Any]] | None
     version_acknowledged: bool
     queued: int
     process: Account

@@ -375,7 +375,11 @@ cdef class SenderBase:
         ):
             return None
         number = self.numbers.next
-        buffers = message_buffers(number, payload, headers, (), &size)
+        if self._ledger.frames is None:
+            buffers = message_buffers(number, payload, headers, (), &size)
+        else:
+            buffers = self._ledger.frames(self.channel, number, payload, (), headers)
+            size = size_of(buffers)
         self._ledger.check_size(size)
         if number == HIGHEST:
             self.numbers.take()  # says so

@@ -5,23 +5,6 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from aqueduct._speedups.channels.frames cimport FrameValue
 from aqueduct._speedups.channels.receive_buffer cimport ReceiveBuffer
 
-# The first byte of a frame.
-cdef enum:
-    CONNECTION_CONTROL = 1
-    CHANNEL_CONTROL = 2
-    CONTROL_MESSAGE = 3
-    CONTROL_SENT_UNRELIABLE = 4
-    CONTROL_ACKS = 5
-    CONTROL_ACK_NACKS = 6
-    CONTROL_FINISH = 7
-    CONTROL_CLOSE = 8
-    CLOSED_CHANNEL_LOST = 9
-
-cdef enum:
-    # Bits of a channel id (AQ0-7); the third is ONESHOT_BIT of the other revision.
-    CONTROL_SENDER_BIT = 1
-    CONTROL_CREATOR_BIT = 2
-
 cdef enum Carrier:
     UNI
     DATAGRAM
@@ -44,6 +27,10 @@ cdef enum ControlState:
     AT_ATTACHMENTS_LENGTH
     AT_ATTACHMENTS
     AT_PAYLOAD_LENGTH
+    AT_BLOCK_LENGTH
+    AT_BLOCK
+    AT_BROKEN
+    AT_SIZED
     AT_ADMISSION
     AT_PAYLOAD
     AT_SKIPPED
@@ -78,6 +65,7 @@ cdef class ControlFrameDecoder:
     cdef readonly uint64_t frames
     cdef readonly bint from_server
     cdef readonly str carrier
+    cdef readonly bint header_blocks
     cdef Carrier _carrier
     cdef uint64_t _frame_limit
     cdef uint64_t _header_limit
@@ -102,8 +90,12 @@ cdef class ControlFrameDecoder:
     cdef uint64_t _skipping      # bytes of a payload that are read and not kept
 
     cdef uint64_t _num
+    cdef object _headers          # of a header block: bytes or pairs
     cdef tuple _attachments
     cdef Py_ssize_t _overhead
+    cdef uint64_t _block_start   # where the header block of a message begins
+    cdef Py_ssize_t _block_size  # of its headers, without their length
+    cdef Py_ssize_t _block_room  # the same with the zeros behind them
 
     cpdef object next(self)
 
@@ -115,6 +107,9 @@ cdef class ControlFrameDecoder:
     cdef int _length(self, uint64_t limit, str name) except -1
     cdef object _short_frame(self)
     cdef object _ranged_frame(self, const uint8_t *block)
+    cdef int _measure_block(self) except -1
+    cdef int _read_block(self, const uint8_t *block) except -1
+    cdef int _break_block(self, str text) except -1
     cdef object _head_frame(self)
     cdef object _message(self, object payload)
     # Fields and C memory alone: nothing can raise.

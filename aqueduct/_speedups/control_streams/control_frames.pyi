@@ -1,9 +1,7 @@
-from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final, TypeAlias, final
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 
-from aqueduct._speedups.base.buffers import BufferSlice
 from aqueduct._speedups.channels.frames import (
     FinishSender,
     MessageFrame,
@@ -12,6 +10,17 @@ from aqueduct._speedups.channels.frames import (
     Version,
 )
 from aqueduct._speedups.channels.receive_buffer import ReceiveBuffer
+from aqueduct._speedups.control_streams.control_encoder import (
+    encode_channel_control,
+    encode_closed_channel_lost,
+    encode_connection_control,
+    encode_control_ack_nacks,
+    encode_control_acks,
+    encode_control_close,
+    encode_control_finish,
+    encode_control_message,
+    encode_control_sent_unreliable,
+)
 
 __all__ = [
     "CREATOR",
@@ -101,21 +110,6 @@ ControlFrame: TypeAlias = (
     | ClosedChannelLost
 )
 
-def encode_connection_control(headers: Iterable[tuple[bytes, bytes]]) -> bytes: ...
-def encode_channel_control(channel: int) -> bytes: ...
-def encode_control_message(
-    channel: int,
-    number: int,
-    payload: ReadableBuffer | Iterable[ReadableBuffer] = b"",
-    attachments: Sequence[int] = (),
-) -> list[bytes | bytearray | memoryview | BufferSlice]: ...
-def encode_control_sent_unreliable(count: int) -> bytes: ...
-def encode_control_finish(sent_reliable: int) -> bytes: ...
-def encode_control_acks(ranges: Iterable[int]) -> bytes: ...
-def encode_control_ack_nacks(ranges: Iterable[int]) -> bytes: ...
-def encode_control_close(ranges: Iterable[int]) -> bytes: ...
-def encode_closed_channel_lost(channel: int) -> bytes: ...
-
 @final
 class ControlFrameDecoder:
     @property
@@ -132,6 +126,8 @@ class ControlFrameDecoder:
     def from_server(self) -> bool: ...
     @property
     def carrier(self) -> str: ...
+    @property
+    def header_blocks(self) -> bool: ...
     @property
     def consumed(self) -> int: ...
     @property
@@ -156,6 +152,7 @@ class ControlFrameDecoder:
         from_server: bool,
         carrier: str,
         channel: int = -1,
+        header_blocks: bool = False,
         frame_limit: int = ...,
         header_limit: int = ...,
         attachment_limit: int = ...,

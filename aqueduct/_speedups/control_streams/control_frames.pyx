@@ -1,29 +1,22 @@
-"""Bytes of the control-stream draft to frames and back (AQ0-4 to AQ0-17).
+"""Bytes of the control-stream draft to frames (AQ0-4 to AQ0-17); the encoders by the way.
+
+What is behind a header block (AC-95) lands for itself, as the payload of a message of Aqueduct.
 
 The order of calls of a ControlFrameDecoder: ``feed`` what came, then ``next`` until it says None; a
 ``MessageHead`` asks for ``admit`` or ``skip``; ``end`` when the peer has finished the sequence.
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint64_t
-from libc.string cimport memcpy
 
-from aqueduct._speedups.base.buffers cimport count_copied
-from aqueduct._speedups.base.varint cimport VARINT_MAX, to_number, varint_size, varint_store
+from aqueduct._speedups.base.buffers cimport ALIGNMENT, count_copied
+from aqueduct._speedups.base.varint cimport to_number
 from aqueduct._speedups.channels.decoder cimport (
     check_version_length,
     match_magic,
     read_version,
     truncation,
-)
-from aqueduct._speedups.channels.encoder cimport (
-    headers_size,
-    headers_store,
-    message_buffers,
-    normal_headers,
-    ranged,
-    tagged,
 )
 from aqueduct._speedups.channels.frames cimport (
     ONESHOT_BIT,
@@ -34,6 +27,7 @@ from aqueduct._speedups.channels.frames cimport (
     MessageHead,
     SentUnreliable,
     Version,
+    header_block,
     header_pairs,
     inner_varint,
     ranges_block,
@@ -46,7 +40,32 @@ from aqueduct._speedups.channels.receive_buffer cimport (
     check_length,
     read_varint,
 )
+from aqueduct._speedups.control_streams.control_encoder cimport (
+    CHANNEL_CONTROL,
+    CLOSED_CHANNEL_LOST,
+    CONNECTION_CONTROL,
+    CONTROL_ACK_NACKS,
+    CONTROL_ACKS,
+    CONTROL_CLOSE,
+    CONTROL_CREATOR_BIT,
+    CONTROL_FINISH,
+    CONTROL_MESSAGE,
+    CONTROL_SENDER_BIT,
+    CONTROL_SENT_UNRELIABLE,
+    aligned,
+)
 
+from aqueduct._speedups.control_streams.control_encoder import (
+    encode_channel_control,
+    encode_closed_channel_lost,
+    encode_connection_control,
+    encode_control_ack_nacks,
+    encode_control_acks,
+    encode_control_close,
+    encode_control_finish,
+    encode_control_message,
+    encode_control_sent_unreliable,
+)
 from aqueduct.errors import FrameError, LimitExceeded, LocalProtocolError, SequenceError
 
 __all__ = [
@@ -75,8 +94,6 @@ __all__ = [
 cdef enum:
     # What an attachment takes in memory, beside the payload: a pair, a number, their places.
     ATTACHMENT_COST = 120
-    # The tag, number 0, no headers and no attachments of a MESSAGE of the other revision.
-    PLAIN_HEAD = 4
 
 cdef uint64_t HIGHEST = 0xFFFFFFFFFFFFFFFF
 
@@ -198,130 +215,6 @@ ControlFrame = (
 """What ``ControlFrameDecoder.next`` gives beside MessageHead; told apart by type."""
 
 
-# Frames to bytes. Bad arguments are a LocalProtocolError, of a wrong type a TypeError.
-
-
-def encode_connection_control(headers):
-    """A ConnectionControl (AQ0-11) with (key, value) pairs of bytes."""
-    cdef tuple pairs = normal_headers(headers)
-    cdef Py_ssize_t size = headers_size(pairs)
-    cdef bytes frame = PyBytes_FromStringAndSize(NULL, 1 + varint_size(<uint64_t> size) + size)
-    cdef uint8_t *out = <uint8_t *> PyBytes_AS_STRING(frame)
-    out[0] = CONNECTION_CONTROL
-    headers_store(out + 1, pairs, size)
-    return frame
-
-
-def encode_channel_control(channel):
-    """A ChannelControl (AQ0-12)."""
-    return tagged(CHANNEL_CONTROL, channel, HIGHEST, "the channel")
-
-
-def encode_control_message(channel, number, payload=b"", attachments=()):
-    """A Message (AQ0-13) as a list of buffers; ``attachments`` are channels.
-
-    ``payload`` is a buffer or a sequence of buffers. Those below COALESCE bytes are copied next
-    to the head and to each other; the others are passed on as they are, or, unless they are bytes,
-    a bytearray, a memoryview of bytes or a BufferSlice, as a memoryview of the same memory.
-    """
-    cdef uint8_t[1 + 3 * VARINT_MAX] out
-    cdef uint8_t *end
-    cdef uint64_t value = 0
-    cdef bytes first, attached = b""
-    cdef list buffers
-    cdef Py_ssize_t head, block, rest, size = 0
-    out[0] = CONTROL_MESSAGE
-    to_number(channel, HIGHEST, "the channel", &value)
-    end = varint_store(out + 1, value)
-    # The highest number stays free, so that a count of all messages fits 64 bits (AQ-R13).
-    to_number(number, HIGHEST - 1, "the message number", &value)
-    end = varint_store(end, value)
-    if attachments:
-        attached = attachments_block(attachments)
-    block = PyBytes_GET_SIZE(attached)
-    end = varint_store(end, <uint64_t> block)
-    # A MESSAGE of the other revision is the same from the length of the payload on.
-    buffers = message_buffers(0, payload, (), (), &size)
-    first = buffers[0]
-    head = end - out
-    rest = PyBytes_GET_SIZE(first) - PLAIN_HEAD
-    buffers[0] = PyBytes_FromStringAndSize(NULL, head + block + rest)
-    end = <uint8_t *> PyBytes_AS_STRING(buffers[0])
-    memcpy(end, out, <size_t> head)
-    memcpy(end + head, PyBytes_AS_STRING(attached), <size_t> block)
-    memcpy(end + head + block, PyBytes_AS_STRING(first) + PLAIN_HEAD, <size_t> rest)
-    return buffers
-
-
-def encode_control_sent_unreliable(count):
-    """A SentUnreliable (AQ0-14); zero is never sent (AQ0-R12)."""
-    if count == 0:
-        raise LocalProtocolError("SentUnreliable with count 0 is never sent (AQ0-R12)")
-    return tagged(CONTROL_SENT_UNRELIABLE, count, HIGHEST, "the count")
-
-
-def encode_control_finish(sent_reliable):
-    """A FinishSender (AQ0-14)."""
-    return tagged(CONTROL_FINISH, sent_reliable, HIGHEST, "the count of messages")
-
-
-def encode_control_acks(ranges):
-    """An AckReliable (AQ0-15): acked, not acked, acked, ...; only the first may be zero."""
-    return told(CONTROL_ACKS, tuple(ranges))
-
-
-def encode_control_ack_nacks(ranges):
-    """An AckNackUnreliable (AQ0-15): acked, nacked, acked, ...; only the first may be zero."""
-    return told(CONTROL_ACK_NACKS, tuple(ranges))
-
-
-def encode_control_close(ranges):
-    """A CloseReceiver (AQ0-16) with ranges from 0 on: acked, nacked, ...; they may be empty."""
-    return pos_neg(CONTROL_CLOSE, tuple(ranges))
-
-
-def encode_closed_channel_lost(channel):
-    """A ClosedChannelLost (AQ0-17)."""
-    return tagged(CLOSED_CHANNEL_LOST, channel, HIGHEST, "the channel")
-
-
-cdef bytes told(int tag, tuple ranges):
-    if not ranges:
-        raise LocalProtocolError(f"{FRAME_NAMES[tag]} without ranges is never sent (AQ0-R12)")
-    return pos_neg(tag, ranges)
-
-
-cdef bytes pos_neg(int tag, tuple ranges):
-    """A type and ranges by AQ0-6."""
-    if len(ranges) == 1 and ranges[0] == 0:
-        raise LocalProtocolError(
-            f"the ranges of {FRAME_NAMES[tag]} are a single zero; leave it out (AQ0-6)"
-        )
-    return ranged(bytes([tag]), ranges)
-
-
-cdef bytes attachments_block(object attachments):
-    """Channels back to back, checked for what a frame can know."""
-    cdef uint8_t[VARINT_MAX] out
-    cdef uint64_t channel = 0, creator = 0
-    cdef list parts = []
-    cdef set seen = set()
-    for given in attachments:
-        to_number(given, HIGHEST, "an attached channel", &channel)
-        if channel == 0:
-            raise LocalProtocolError("the entrypoint cannot be attached (AQ0-7)")
-        if channel in seen:
-            raise LocalProtocolError(f"channel {channel} is attached twice (AQ0-24)")
-        if parts and channel & CONTROL_CREATOR_BIT != creator:
-            raise LocalProtocolError(
-                "the attached channels have different creators; one is the peer's (AQ0-24)"
-            )
-        creator = channel & CONTROL_CREATOR_BIT
-        seen.add(channel)
-        parts.append(PyBytes_FromStringAndSize(<char *> out, varint_store(out, channel) - out))
-    return b"".join(parts)
-
-
 # Bytes to frames.
 
 
@@ -337,6 +230,11 @@ cdef class ControlFrameDecoder:
     of ``config.Limits``, in bytes and attachments; above one, LimitExceeded names it before memory
     is taken. ``block_limit`` is for attachments and ranges, which are held whole before they are
     parsed, and before any admission.
+
+    ``header_blocks``: the payload of each Message begins with a header block, which becomes its
+    headers and is no part of the payload that is given (AC-95). A malformed one breaks its own
+    message alone: that has an empty payload, and one header with an empty key, which no peer can
+    send, whose value says what is wrong.
 
     While ``pause`` is set, only Version and ConnectionControl are given, and ``next`` says None
     before any other frame.
@@ -355,6 +253,7 @@ cdef class ControlFrameDecoder:
         bint from_server,
         str carrier not None,
         channel=-1,
+        bint header_blocks=False,
         int64_t frame_limit=0x7FFFFFFFFFFFFFFF,
         int64_t header_limit=0x7FFFFFFFFFFFFFFF,
         int64_t attachment_limit=0x7FFFFFFFFFFFFFFF,
@@ -378,7 +277,8 @@ cdef class ControlFrameDecoder:
         self._header_limit = <uint64_t> header_limit
         self._attachment_limit = <uint64_t> attachment_limit
         self._block_limit = <uint64_t> block_limit
-        self._attachments = ()
+        self.header_blocks = header_blocks
+        self._headers = self._attachments = ()
         self.auto_admit = 0x7FFFFFFFFFFFFFFF
         self.buffer = ReceiveBuffer.__new__(ReceiveBuffer)
 
@@ -458,7 +358,7 @@ cdef class ControlFrameDecoder:
         else:
             raise LocalProtocolError("skip: no payload waits or lands")
         self.buffer.leave()
-        self._attachments = ()
+        self._headers = self._attachments = ()
         self.state = AT_SKIPPED
 
     def receive_buffer(self, Py_ssize_t hint):
@@ -540,6 +440,7 @@ cdef class ControlFrameDecoder:
         cdef ReceiveBuffer buffer = self.buffer
         cdef const uint8_t *block
         cdef object frame
+        cdef bint whole
         while True:
             if self.state == AT_TYPE:
                 if buffer.pos == buffer.end and not buffer.refill():
@@ -572,7 +473,7 @@ cdef class ControlFrameDecoder:
                         f"number {self._value} on a oneshot channel, which has one message"
                     )
                 self._num = self._value
-                self._attachments = ()
+                self._headers = self._attachments = ()
                 self._overhead = 0
                 self.state = AT_ATTACHMENTS_LENGTH
 
@@ -597,6 +498,39 @@ cdef class ControlFrameDecoder:
                 if not self._varint():
                     return self._starved()
                 self._length(HIGHEST, "")
+                self.state = AT_SIZED
+                if self.header_blocks:
+                    self._block_start = buffer.taken()
+                    self.state = AT_BLOCK_LENGTH
+                    if self.length < ALIGNMENT:
+                        self._break_block(
+                            f"it has {ALIGNMENT} bytes or more, and the message {self.length}"
+                        )
+
+            elif self.state == AT_BLOCK_LENGTH:
+                whole = True
+                try:
+                    whole = self._varint()
+                    if whole:
+                        self._measure_block()
+                except FrameError as error:
+                    self._shift = 0
+                    self._break_block(str(error))
+                if not whole:
+                    return self._starved()
+
+            elif self.state == AT_BLOCK:
+                block = buffer.block(self._block_room)
+                if block == NULL:
+                    return self._starved()
+                self._read_block(block)
+
+            elif self.state == AT_BROKEN:
+                if not self._skip_on():
+                    return self._starved()
+                self.state = AT_SIZED
+
+            elif self.state == AT_SIZED:
                 if self.length > self.auto_admit:
                     self.state = AT_ADMISSION
                     if self.ended and <uint64_t> self.length > buffer.left():
@@ -747,6 +681,57 @@ cdef class ControlFrameDecoder:
         self.length = <Py_ssize_t> self._value
         return 0
 
+    cdef int _measure_block(self) except -1:
+        """The varint that was just read is the size of a message's headers."""
+        cdef uint64_t used = self.buffer.taken() - self._block_start
+        cdef uint64_t size = self._value
+        if size > self._header_limit:
+            return self._break_block(
+                f"its headers have {size} bytes, {self._header_limit} are allowed "
+                "(Limits.header_bytes)"
+            )
+        if size > <uint64_t> self.length - used:
+            return self._break_block(
+                f"its headers have {size} bytes, and the message {self.length - used} behind their "
+                "length"
+            )
+        self._block_size = <Py_ssize_t> size
+        self._block_room = aligned(<Py_ssize_t> (used + size)) - <Py_ssize_t> used
+        if used + <uint64_t> self._block_room > <uint64_t> self.length:
+            return self._break_block("the message ends within the zeros behind its headers")
+        self.state = AT_BLOCK
+        return 0
+
+    cdef int _read_block(self, const uint8_t *block) except -1:
+        """A header block is whole: it becomes the message's headers, or breaks the message."""
+        cdef Py_ssize_t index, size
+        for index in range(self._block_size, self._block_room):
+            if block[index]:
+                return self._break_block("what follows its headers is not zeros")
+        if self._block_size:
+            try:
+                self._headers = header_block(block, self._block_size)
+            except FrameError as error:
+                return self._break_block(str(error))
+        self.buffer.release_block()
+        size = <Py_ssize_t> (self.buffer.taken() - self._block_start)
+        self._overhead += size
+        self.length -= size
+        self.state = AT_SIZED
+        return 0
+
+    cdef int _break_block(self, str text) except -1:
+        """The header block of a message is malformed: the rest of the message is read over."""
+        self.buffer.release_block()
+        text = f"the header block of a message is malformed: {text} (AC-97)"
+        self._headers = ((b"", text.encode()),)
+        self._skipping = (
+            <uint64_t> self.length - (self.buffer.taken() - self._block_start)
+        )
+        self.length = 0
+        self.state = AT_BROKEN
+        return 0
+
     cdef bint _skip_on(self) noexcept:
         """Reads over a payload as far as bytes are there: whether that was all of it."""
         cdef ReceiveBuffer buffer = self.buffer
@@ -820,7 +805,7 @@ cdef class ControlFrameDecoder:
     cdef object _head_frame(self):
         cdef MessageHead head = MessageHead.__new__(MessageHead)
         head.num = self._num
-        head.raw_headers = ()
+        head.raw_headers = self._headers
         head.raw_attachments = self._attachments
         head.overhead = self._overhead
         head.size = <uint64_t> self.length
@@ -829,7 +814,7 @@ cdef class ControlFrameDecoder:
     cdef object _message(self, object payload):
         cdef MessageFrame message = MessageFrame.__new__(MessageFrame)
         message.num = self._num
-        message.raw_headers = ()
+        message.raw_headers = self._headers
         message.raw_attachments = self._attachments
         message.overhead = self._overhead
         message.payload = payload
@@ -855,7 +840,7 @@ cdef class ControlFrameDecoder:
             )
         self._error = error
         self.buffer.drop()
-        self._attachments = ()
+        self._headers = self._attachments = ()
         self._skipping = 0
         self.buffer.leave()
         self.state = AT_TYPE

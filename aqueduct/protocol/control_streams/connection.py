@@ -28,18 +28,25 @@ class ControlConnection(ConnectionCore):
         is_client: bool,
         config: Config,
         headers: Headers = (),
+        header_blocks: bool = False,
         loopback: bool = False,
         receiving: Account | None = None,
         sending: Account | None = None,
     ) -> None:
-        """``loopback``: see Carrier; ``receiving`` and ``sending``: see ConnectionContext."""
+        """``header_blocks``: messages have headers, in front of their payloads (AC-95).
+
+        ``loopback``: see Carrier; ``receiving`` and ``sending``: see ConnectionContext.
+        """
         shared = ConnectionContext(
             config, 0 if is_client else 1, loopback=loopback, receiving=receiving, sending=sending
         )
         self._bidi = bidi = BidiStreams(shared.outgoing, config.limits.channels)
-        registry = ControlRegistry(shared, ControlFrameWriter(shared.outgoing, bidi))
+        writer = ControlFrameWriter(shared.outgoing, bidi, header_blocks=header_blocks)
+        registry = ControlRegistry(shared, writer)
         prelude = ControlPrelude(shared, registry, bidi)
-        reader = ControlDispatcher(shared, registry, bidi, prelude, self._fail)
+        reader = ControlDispatcher(
+            shared, registry, bidi, prelude, self._fail, header_blocks=header_blocks
+        )
         prelude.open_gate = reader.open_gate
         super().__init__(shared, headers, registry, prelude, reader)
 

@@ -44,12 +44,16 @@ class ControlDispatcher:
         bidi: BidiStreams,
         prelude: ControlPrelude,
         fail: Callable[[RemoteProtocolError], None],
+        *,
+        header_blocks: bool = False,
     ) -> None:
+        """``header_blocks``: see ControlConnection."""
         self._shared = shared
         self._registry = registry
         self._bidi = bidi
         self._prelude = prelude
         self._fail = fail
+        self._header_blocks = header_blocks
         self._most = shared.config.flow.wake_up
         self.gate_open = False
         """Whether the peer's connection headers are in and accepted (AQ0-20, AQ0-R10)."""
@@ -240,6 +244,7 @@ class ControlDispatcher:
             from_server=self._shared.side == 0,
             carrier=carrier,
             channel=channel,
+            header_blocks=self._header_blocks,
             frame_limit=limits.frame_bytes,
             header_limit=limits.header_bytes,
             attachment_limit=limits.attachments,

@@ -24,11 +24,17 @@ __all__ = ["ControlFrameWriter"]
 class ControlFrameWriter:
     """See FrameWriter."""
 
-    __slots__ = ("_bidi", "_outgoing")
+    __slots__ = ("_bidi", "_header_blocks", "_outgoing")
 
-    def __init__(self, outgoing: SendStreams, bidi: BidiStreams) -> None:
+    def __init__(
+        self, outgoing: SendStreams, bidi: BidiStreams, *, header_blocks: bool = False
+    ) -> None:
+        """``header_blocks``: see ControlConnection."""
         self._outgoing = outgoing
-        outgoing.posts = False  # each message names its channel
+        self._header_blocks = header_blocks
+        # Each message names its channel.
+        outgoing.posts = header_blocks
+        outgoing.frames = codec.encode_control_message
         self._bidi = bidi
 
     def describe(self, channel: int) -> str:
@@ -73,14 +79,19 @@ class ControlFrameWriter:
         headers: Headers,
         attachments: Sequence[tuple[int, Headers]],
     ) -> list[Any]:
-        """The buffers of one message. LocalProtocolError for headers, which the draft has not."""
-        if headers or any(each for _, each in attachments):
+        """The buffers of one message. LocalProtocolError for headers, which the draft has not.
+
+        Those of a message have their place in front of its payload if the calls above agree on it.
+        """
+        blocks = self._header_blocks
+        if (headers and not blocks) or any(each for _, each in attachments):
             raise LocalProtocolError(
                 "messages and attachments of the control-stream draft have no headers; put them in "
                 "the payload, or connect without dialect=control-streams"
             )
         channels = [channel for channel, _ in attachments]
-        return codec.encode_control_message(half.channel, number, payload, channels)
+        named = headers if blocks else None
+        return codec.encode_control_message(half.channel, number, payload, channels, named)
 
     def begin(self, half: SenderHalf) -> list[Any]:
         """Nothing: each message names its channel."""

@@ -64,6 +64,11 @@ class ControlRecvStream(CreditedStream):
         self.weight = 0
         """Bytes of frames that are not whole, and of a control stream that waits."""
 
+    @property
+    def inside_message(self) -> bool:
+        """Whether a message has begun here and is not whole."""
+        return self.head is not None or self.partial >= 0
+
 
 class ControlRecvStreams:
     """All of the peer's streams, by number, and the effects that concern them."""

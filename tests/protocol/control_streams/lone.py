@@ -89,10 +89,13 @@ class Lone:
         bidi_slots: int = 1000,
         datagrams: int = 1200,
         reads: bool = True,
+        header_blocks: bool = False,
     ) -> None:
         """``to``: what the core is; ``reads``: its bytes leave at once."""
         self.now = 0.0
-        self.core = ControlConnection(is_client=to == "client", config=config)
+        self.core = ControlConnection(
+            is_client=to == "client", config=config, header_blocks=header_blocks
+        )
         self.applied: list[effects.Effect] = []
         self.events: list[Event] = []
         self.reads = reads

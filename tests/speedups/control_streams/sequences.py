@@ -68,8 +68,9 @@ def _field(item: tuple[str, Any]) -> Any:
     return value
 
 
-def as_tuple(frame: Any, channel: int) -> Frame:
-    """A compiled frame as the model writes it; ``channel`` is what its decoder says."""
+def as_tuple(frame: Any, decoder: codec.ControlFrameDecoder) -> Frame:
+    """A compiled frame as the model writes it."""
+    channel = decoder.channel
     match frame:
         case Version():
             return "Version", frame.version
@@ -78,10 +79,14 @@ def as_tuple(frame: Any, channel: int) -> Frame:
         case codec.ChannelControl():
             return "ChannelControl", frame.channel
         case MessageFrame():
-            assert frame.headers == ()
             assert frame.attached == frame.attachments
             attached = tuple(each for each, pairs in frame.attachments if pairs == ())
-            return "Message", channel, frame.num, attached, bytes(frame.payload)
+            found = "Message", channel, frame.num, attached, bytes(frame.payload)
+            if not decoder.header_blocks:
+                assert frame.headers == ()
+                return found
+            broken = bool(frame.headers) and frame.headers[0][0] == b""
+            return *found, None if broken else frame.headers
         case SentUnreliable():
             return "SentUnreliable", frame.count
         case FinishSender():
@@ -104,7 +109,7 @@ def read_into(
         decoder.feed(piece)
         while (frame := decoder.next()) is not None:
             assert not isinstance(frame, MessageHead)
-            found.append(as_tuple(frame, decoder.channel))
+            found.append(as_tuple(frame, decoder))
         assert decoder.buffered == 0  # whatever was fed is consumed, so nothing is read twice
 
 
@@ -118,8 +123,9 @@ def encode_one(frame: Frame) -> bytes:
     if name == "Version":
         return VERSION
     if name == "Message":
-        channel, num, attached, payload = fields
-        return b"".join(map(bytes, codec.encode_control_message(channel, num, payload, attached)))
+        channel, num, attached, payload, *pairs = fields
+        parts = codec.encode_control_message(channel, num, payload, attached, *pairs)
+        return b"".join(map(bytes, parts))
     encoders: dict[str, Callable[..., bytes]] = {
         "ConnectionControl": codec.encode_connection_control,
         "ChannelControl": codec.encode_channel_control,
@@ -162,7 +168,9 @@ def sequences(draw: Any) -> Sequence:
         if carrier == "uni" and draw(st.integers(0, 5)) == 0:
             frames.append(("ClosedChannelLost", draw(channels(creator=side))))
         else:
-            frames += draw(st.lists(messages(side), min_size=1, max_size=3))
+            options["header_blocks"] = draw(st.booleans())
+            one = messages(side, header_blocks=options["header_blocks"])
+            frames += draw(st.lists(one, min_size=1, max_size=3))
         return Sequence(frames, options)
     if draw(st.integers(0, 4)) == 0 and (carrier == "answer") == bool(side):
         return Sequence([VERSION_FRAME, ("ConnectionControl", draw(headers))], options)
@@ -175,15 +183,18 @@ def sequences(draw: Any) -> Sequence:
     return Sequence(frames, options)
 
 
-def messages(side: int) -> Any:
+def messages(side: int, *, header_blocks: bool) -> Any:
     """Messages of a sender on this side."""
 
-    def message(channel: int, number: int, attached: list[int], payload: bytes) -> Frame:
+    def message(
+        channel: int, number: int, attached: list[int], payload: bytes, pairs: Any
+    ) -> Frame:
         number = 0 if channel & 4 else number
-        return "Message", channel, number, tuple(attached), payload
+        frame = "Message", channel, number, tuple(attached), payload
+        return (*frame, pairs) if header_blocks else frame
 
     attachments = st.lists(channels(creator=side), max_size=3, unique=True)
-    return st.builds(message, channels(sender=side), numbers, attachments, payloads)
+    return st.builds(message, channels(sender=side), numbers, attachments, payloads, headers)
 
 
 def control(channel: int, side: int) -> Any:
