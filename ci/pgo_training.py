@@ -154,14 +154,20 @@ def frames() -> None:
 
 
 def control_streams() -> None:
-    """Messages and acks of the control-stream draft, as they come in reads of 64 KiB."""
-    for size, count in ((200, 4000), (20_000, 400)):
+    """Messages and acks of the control-stream draft, as they come in reads of 64 KiB.
+
+    Those of calls have headers.
+    """
+    pairs = ((b"arrow-batch-2179bf", b"7"),)
+    for size, count, headers in ((200, 4000, None), (200, 4000, pairs), (20_000, 400, pairs)):
         sent = b"".join(
             bytes(buffer)
             for number in range(count)
-            for buffer in encode_control_message(0, number, bytes(size))
+            for buffer in encode_control_message(0, number, bytes(size), (), headers)
         )
-        decoder, found, at = ControlFrameDecoder(from_server=False, carrier="uni"), 0, 0
+        blocks = headers is not None
+        decoder = ControlFrameDecoder(from_server=False, carrier="uni", header_blocks=blocks)
+        found, at = 0, 0
         while at < len(sent):
             room = decoder.receive_buffer(READ)
             if room is None:

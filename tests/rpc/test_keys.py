@@ -78,3 +78,9 @@ def test_long_values_are_shortened_in_errors():
     with pytest.raises(BadCall) as caught:
         keys.number_of(b"x" * 10_000, keys.BATCH)
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.requirement("AC-97")
+def test_the_empty_key_says_what_was_wrong_with_the_headers():
+    with pytest.raises(BadCall, match=r"^the header block .* is malformed$"):
+        keys.one_each(((b"", b"the header block of a message is malformed"),), frozenset())
