@@ -19,7 +19,7 @@ from aqueduct._speedups.channels.recv_streams import (
     RecvStream,
     RecvStreams,
 )
-from aqueduct.errors import RemoteProtocolError, SequenceError
+from aqueduct.errors import SequenceError
 from aqueduct.protocol.channels.registry import ChannelRegistry
 from aqueduct.protocol.common.arrivals import Arrivals
 from aqueduct.protocol.common.context import ConnectionContext
@@ -42,12 +42,10 @@ class FrameDispatcher:
         self,
         shared: ConnectionContext,
         registry: ChannelRegistry,
-        fail: Callable[[RemoteProtocolError], None],
         prelude: Handlers,
     ) -> None:
         self._shared = shared
         self._registry = registry
-        self._fail = fail
         self.config = shared.config
         self._admission = shared.admission
         self.incoming = RecvStreams(shared, open=ReceiverState.OPEN, ended=SenderState.ENDED)
@@ -151,7 +149,7 @@ class FrameDispatcher:
             self.incoming.leave(stream)
 
     def open_gate(self) -> None:
-        """ROUTE_TO and what is behind it may be read from now on."""
+        """ROUTE_TO and what is behind it may be read now. Raises RemoteProtocolError."""
         self.gate_open = True
         paused, self._paused = self._paused, {}
         for stream in self.incoming.streams.values():
@@ -159,16 +157,9 @@ class FrameDispatcher:
         for stream in paused:
             if stream.number in self.incoming.streams:
                 self.incoming.unhold(stream)
-                try:
-                    self.read(stream)
-                except RemoteProtocolError as error:
-                    self._fail(error)
+                self.read(stream)
         for data in self.arrivals.take_early():
-            try:
-                self.feed_datagram(data)
-            except RemoteProtocolError as error:
-                self._fail(error)
-                return
+            self.feed_datagram(data)
 
     def drain(self) -> None:
         """The connection is over: messages that are here whole need no room any more."""

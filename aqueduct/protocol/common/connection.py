@@ -63,7 +63,10 @@ class Dispatcher(Protocol):
         """The peer gave up a stream: a partial frame is dropped. Raises RemoteProtocolError."""
 
     def open_gate(self) -> None:
-        """The peer's connection headers are in and accepted: what waits for them is read."""
+        """The peer's connection headers are in and accepted: what waits for them is read.
+
+        Raises RemoteProtocolError.
+        """
 
     def drain(self) -> None:
         """The connection is over: messages that are here whole need no room any more."""
@@ -402,7 +405,10 @@ class ConnectionCore:
             raise LocalProtocolError("only a server answers, once, after the client's headers")
         self._headers_sent = True
         self._prelude.send(headers)
-        self._reader.open_gate()
+        try:
+            self._reader.open_gate()
+        except RemoteProtocolError as error:
+            self._fail(error)
         self.use_room(self._shared.now)
 
     def reject_headers(self, reason: str) -> None:

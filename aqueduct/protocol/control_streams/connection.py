@@ -39,7 +39,7 @@ class ControlConnection(ConnectionCore):
         self._bidi = bidi = BidiStreams(shared.outgoing, config.limits.channels)
         registry = ControlRegistry(shared, ControlFrameWriter(shared.outgoing, bidi))
         prelude = ControlPrelude(shared, registry, bidi)
-        reader = ControlDispatcher(shared, registry, bidi, prelude, self._fail)
+        reader = ControlDispatcher(shared, registry, bidi, prelude)
         prelude.open_gate = reader.open_gate
         super().__init__(shared, headers, registry, prelude, reader)
 

@@ -15,7 +15,7 @@ from aqueduct._speedups.channels.frames import (
 )
 from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct._speedups.control_streams import control_frames as codec
-from aqueduct.errors import Cancelled, RemoteProtocolError, SequenceError
+from aqueduct.errors import Cancelled, SequenceError
 from aqueduct.protocol.common import effects
 from aqueduct.protocol.common.arrivals import Arrivals
 from aqueduct.protocol.common.context import ConnectionContext
@@ -43,13 +43,11 @@ class ControlDispatcher:
         registry: ControlRegistry,
         bidi: BidiStreams,
         prelude: ControlPrelude,
-        fail: Callable[[RemoteProtocolError], None],
     ) -> None:
         self._shared = shared
         self._registry = registry
         self._bidi = bidi
         self._prelude = prelude
-        self._fail = fail
         self._most = shared.config.flow.wake_up
         self.gate_open = False
         """Whether the peer's connection headers are in and accepted (AQ0-20, AQ0-R10)."""
@@ -139,20 +137,20 @@ class ControlDispatcher:
             self._give_up(stream, code)
 
     def open_gate(self) -> None:
-        """The peer's connection headers are in and accepted: what waits for them is read."""
+        """The peer's connection headers are in and accepted: what waits for them is read.
+
+        Raises RemoteProtocolError.
+        """
         self.gate_open = True
         paused, self._paused = self._paused, {}
         for stream in self.incoming.streams.values():
             stream.decoder.pause = False
-        try:
-            for stream in paused:
-                if stream.number in self.incoming.streams:
-                    self.incoming.unhold(stream)
-                    self.read(stream)
-            for data in self.arrivals.take_early():
-                self.feed_datagram(data)
-        except RemoteProtocolError as error:
-            self._fail(error)
+        for stream in paused:
+            if stream.number in self.incoming.streams:
+                self.incoming.unhold(stream)
+                self.read(stream)
+        for data in self.arrivals.take_early():
+            self.feed_datagram(data)
 
     def drain(self) -> None:
         """The connection is over: messages that are here whole need no room any more."""

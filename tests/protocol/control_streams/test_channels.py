@@ -457,7 +457,8 @@ def test_a_negative_range_over_what_was_acked_is_ignored() -> None:
     lone.on(control, codec.encode_control_acks((1,)))
     lone.on(control, codec.encode_control_close((0, 1, 1)), fin=True)
     assert lone.code is None
-    assert inner.half is not None and inner.half.error is None and inner.half.accessible  # type: ignore[union-attr]
+    assert isinstance(inner.half, SenderHalf)
+    assert inner.half.error is None and inner.half.accessible
 
 
 @pytest.mark.requirement("AQ0-30")

@@ -115,6 +115,17 @@ def test_a_client_holds_back_what_overtakes_the_headers() -> None:
     assert lone.frames(number) == [codec.ControlAckNacks((1,)), codec.ControlClose((1,))]
 
 
+@pytest.mark.requirement("AQ0-35")
+def test_a_violation_behind_the_gate_stops_what_opened_it() -> None:
+    lone = Lone(greet=False)
+    lone.say(message(2, 0))  # the client never created this channel
+    headers = codec.encode_connection_control([(b"k", bytes(40 << 10))])
+    lone.on(mine(0), VERSION, headers)
+    assert lone.code == 2
+    # No credit is given for the headers, and nothing else is said.
+    assert lone.applied[-1][0] == effects.CLOSE
+
+
 @pytest.mark.requirement("AQ0-R10")
 def test_control_streams_that_wait_keep_no_slots_of_messages_back() -> None:
     lone = Lone(greet=False)
