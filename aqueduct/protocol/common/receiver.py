@@ -229,12 +229,12 @@ class ReceiverHalf:
         if self._all_arrived:
             self._complete()
 
-    def cancel(self) -> list[Received]:
-        """CANCEL_SENDER: returns the undelivered messages that are dropped (AQ-R20).
+    def cancel(self, what: ReceiverInput) -> list[Received]:
+        """The sender cancelled: returns the undelivered messages that are dropped (AQ-R20).
 
-        When that is done, ``cancelled`` closes.
+        When that is done, ``cancelled`` closes. ``what``: CANCEL or RESET.
         """
-        self._step(ReceiverInput.CANCEL)
+        self._step(what)
         dropped = self.queue.drop()
         for received in dropped:
             if received.reliable:

@@ -69,6 +69,8 @@ class ReceiverInput(_Member):
     COMPLETE = auto()
     """Everything that FINISH_SENDER counts has arrived, or the one message of a oneshot."""
     CANCEL = auto()
+    RESET = auto()
+    """A cancel that may come behind FINISH: its control stream was reset (AQ0-31)."""
     CLOSE = auto()
     """The application closes."""
     LOST = auto()
@@ -111,6 +113,7 @@ RECEIVER: Final[dict[tuple[ReceiverState, ReceiverInput], ReceiverState | None]]
     (_R.OPEN, _J.FINISH): _R.FINISHING,
     (_R.OPEN, _J.COMPLETE): _R.CLOSED,
     (_R.OPEN, _J.CANCEL): _R.CLOSED,
+    (_R.OPEN, _J.RESET): _R.CLOSED,
     (_R.OPEN, _J.CLOSE): _R.CLOSED,
     (_R.OPEN, _J.LOST): _R.CLOSED,
     (_R.OPEN, _J.DISCONNECTED): _R.CLOSED,
@@ -118,6 +121,7 @@ RECEIVER: Final[dict[tuple[ReceiverState, ReceiverInput], ReceiverState | None]]
     (_R.FINISHING, _J.FINISH): None,
     (_R.FINISHING, _J.COMPLETE): _R.CLOSED,
     (_R.FINISHING, _J.CANCEL): None,
+    (_R.FINISHING, _J.RESET): _R.CLOSED,
     (_R.FINISHING, _J.CLOSE): _R.CLOSED,
     (_R.FINISHING, _J.LOST): _R.CLOSED,
     (_R.FINISHING, _J.DISCONNECTED): _R.CLOSED,
@@ -126,6 +130,7 @@ RECEIVER: Final[dict[tuple[ReceiverState, ReceiverInput], ReceiverState | None]]
     (_R.CLOSED, _J.FINISH): _R.CLOSED,
     (_R.CLOSED, _J.COMPLETE): _R.CLOSED,
     (_R.CLOSED, _J.CANCEL): _R.CLOSED,
+    (_R.CLOSED, _J.RESET): _R.CLOSED,
     (_R.CLOSED, _J.CLOSE): _R.CLOSED,
     (_R.CLOSED, _J.LOST): _R.CLOSED,
     (_R.CLOSED, _J.DISCONNECTED): _R.CLOSED,

@@ -15,7 +15,7 @@ from aqueduct._speedups.channels.frames import (
 )
 from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct._speedups.control_streams import control_frames as codec
-from aqueduct.errors import Cancelled, SequenceError
+from aqueduct.errors import SequenceError
 from aqueduct.protocol.common import effects
 from aqueduct.protocol.common.arrivals import Arrivals
 from aqueduct.protocol.common.context import ConnectionContext
@@ -24,7 +24,7 @@ from aqueduct.protocol.common.endings import Endings
 from aqueduct.protocol.common.receiver import ReceiverHalf
 from aqueduct.protocol.common.sender import RESET_LOST, SenderHalf
 from aqueduct.protocol.common.stalls import StallWatch
-from aqueduct.protocol.common.state import ReceiverState
+from aqueduct.protocol.common.state import ReceiverInput
 from aqueduct.protocol.control_streams import ids
 from aqueduct.protocol.control_streams.bidi_streams import BidiStreams, is_mine
 from aqueduct.protocol.control_streams.prelude import ControlPrelude
@@ -311,7 +311,6 @@ class ControlDispatcher:
             self._shared.work = max(self._shared.work, self._most)
 
     def _control_reset(self, half: SenderHalf | ReceiverHalf, code: int) -> None:
-        alive = half.error is None
         if code == RESET_LOST:
             if self._registry.live(half.channel) is half:
                 self.endings.forgotten(half)
@@ -320,11 +319,8 @@ class ControlDispatcher:
         elif isinstance(half, SenderHalf):
             if self._registry.live(half.channel) is half:
                 self.endings.receiver_closed(half)
-        elif alive and half.state is ReceiverState.FINISHING:
-            # FinishSender is the last frame, and a reset may still follow it (AQ0-14, AQ0-31).
-            self.endings.close_receiver(half, Cancelled("the peer cancelled the channel"))
-        elif alive:
-            self.endings.cancel(half)
+        elif half.error is None:
+            self.endings.cancel(half, ReceiverInput.RESET)
 
     # Frames
 
