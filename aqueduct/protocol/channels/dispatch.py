@@ -173,6 +173,13 @@ class FrameDispatcher:
                 self.arrivals.admitted(stream, head)
                 self.read(stream)
 
+    def linger(self) -> None:
+        """A close waits for what is to leave, and needs nothing of the peer for that."""
+        self.clear()
+
+    def feed_late(self, number: int, data: Any, fin: bool) -> None:
+        """Nothing is read any more."""
+
     def clear(self) -> None:
         """The connection is over."""
         self.incoming.clear()

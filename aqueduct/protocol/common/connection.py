@@ -12,6 +12,7 @@ What is the same in both dialects stands here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from traceback import clear_frames
 from typing import Any, Final, Protocol
 
@@ -80,6 +81,12 @@ class Dispatcher(Protocol):
 
     def read(self, stream: Any, frame: Any = None) -> None:
         """Reads what has come on a stream. Raises RemoteProtocolError."""
+
+    def linger(self) -> None:
+        """A close waits for what is to leave: only what this needs is read."""
+
+    def feed_late(self, number: int, data: Any, fin: bool) -> None:
+        """The next bytes of a stream after ``linger``."""
 
     def clear(self) -> None:
         """The connection is over."""
@@ -246,6 +253,10 @@ class ConnectionCore:
     def receive_stream(self, number: int, data: Any, fin: bool, now: float) -> None:
         """The next bytes of one of the peer's streams."""
         if self.error is not None:
+            if self._closing is not None:
+                self._shared.now = now
+                self._reader.feed_late(number, data, fin)
+                self._close_if_drained()
             return
         self._shared.now = now
         try:
@@ -318,24 +329,27 @@ class ConnectionCore:
             except RemoteProtocolError as violation:
                 error.__cause__ = violation
         self._end(error)
+        self._reader.clear()
         self._shared.outgoing.clear()
         self._shared.effects.clear()
 
     @property
     def goes_on(self) -> bool:
         """Whether there is more to do once others had their turn (Flow.wake_up)."""
-        return self.error is None and (self._reader.goes_on or self._shared.outgoing.goes_on)
+        if self.error is not None and self._closing is None:
+            return False
+        return self._reader.goes_on or self._shared.outgoing.goes_on
 
     def next_deadline(self) -> float | None:
         """When ``handle_deadline`` has something to do, or None.
 
         It is the time of the last input if there is more to do once others had their turn.
         """
-        if self.error is not None:
-            return self.close_by if self._closing is not None else None
         shared = self._shared
         if self.goes_on:
             return shared.now
+        if self.error is not None:
+            return self.close_by if self._closing is not None else None
         while shared.ack_due and shared.ack_due[0][1].error is not None:
             shared.ack_due.popleft()  # it has ended, and its close has acknowledged all
         deadline = self._registry.kept_until()
@@ -367,6 +381,11 @@ class ConnectionCore:
         if self.error is not None:
             if self._closing is not None and now >= self.close_by:
                 self._close_now(*self._closing)
+            elif self._closing is not None:
+                shared.outgoing.open_on()
+                with suppress(RemoteProtocolError):  # too late to be told
+                    self._reader.read_on()
+                self._close_if_drained()
             return
         try:
             self._reader.read_on()
@@ -520,7 +539,8 @@ class ConnectionCore:
         """The application closes the connection (AQ-R32): every handle reads it at once.
 
         With code 0, what was sent before goes out first, for at most Timing.close_linger: here
-        what waits above the transport, in the carrier the rest (see ``close_by``).
+        what waits above the transport, or for the peer to open a control stream; in the carrier the
+        rest (see ``close_by``).
         """
         if self.error is not None:
             return
@@ -529,7 +549,7 @@ class ConnectionCore:
         self._registry.write_closes()
         self.close_by = self._shared.now + self.config.timing.close_linger
         error = ConnectionLost("the connection was closed here", code=code, reason=reason)
-        if code == 0 and self._shared.outgoing.connected and self._shared.outgoing.waiting:
+        if code == 0 and self._shared.outgoing.connected and self._registry.unsaid:
             self._closing = (code, reason)
             self._end(error)
             return
@@ -580,12 +600,13 @@ class ConnectionCore:
     # Failure and end
 
     def _close_if_drained(self) -> None:
-        if self._closing is not None and not self._shared.outgoing.waiting:
+        if self._closing is not None and not self._registry.unsaid:
             self._close_now(*self._closing)
 
     def _close_now(self, code: int, reason: str) -> None:
         self._closing = None
         self._shared.effects.append((effects.CLOSE, code, reason[:REASON_LIMIT]))
+        self._reader.clear()
         self._shared.outgoing.clear()
 
     def _fail(self, error: RemoteProtocolError) -> None:
@@ -612,7 +633,10 @@ class ConnectionCore:
         self.error = error
         self._shared.detach()
         self._registry.disconnect(error, draining=self._closing is not None)
-        self._reader.clear()
+        if self._closing is None:
+            self._reader.clear()
+        else:
+            self._reader.linger()
         self._shared.ack_due.clear()
         self._shared.announce_due.clear()
         self._shared.receipt_due.clear()

@@ -92,6 +92,11 @@ class Registry(ABC):
     def work_due(self, now: float) -> None:  # noqa: B027 - most have nothing
         """Does what is due, beside what halves owe."""
 
+    @property
+    def unsaid(self) -> bool:
+        """Whether something waits that a close lets out first."""
+        return self._shared.outgoing.waiting > 0
+
     @abstractmethod
     def write_closes(self) -> None:
         """What patient receivers owe leaves now."""

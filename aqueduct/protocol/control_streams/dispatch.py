@@ -15,7 +15,7 @@ from aqueduct._speedups.channels.frames import (
 )
 from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct._speedups.control_streams import control_frames as codec
-from aqueduct.errors import SequenceError
+from aqueduct.errors import RemoteProtocolError, SequenceError
 from aqueduct.protocol.common import effects
 from aqueduct.protocol.common.arrivals import Arrivals
 from aqueduct.protocol.common.context import ConnectionContext
@@ -221,12 +221,44 @@ class ControlDispatcher:
         else:
             self.incoming.credit(stream)
 
+    def linger(self) -> None:
+        """A close waits for what is to leave.
+
+        Halves that owe their last frame say it once the peer opens their control streams. Messages
+        are read no more.
+        """
+        control = {n: stream for n, stream in self.incoming.streams.items() if n >= BIDI}
+        self.incoming.clear()
+        for number, stream in control.items():
+            self.incoming.streams[number] = stream
+            stream.weight = 0
+        for waiting in (self._paused, self._postponed):
+            for stream in [each for each in waiting if each.number < BIDI]:
+                del waiting[stream]
+        self.arrivals.take_early()
+        self.stalls.clear()
+        self._handlers = {
+            Version: self._on_version,
+            codec.ConnectionControl: self._on_late_headers,
+            codec.ChannelControl: self._on_late_control,
+        }
+
+    def feed_late(self, number: int, data: Any, fin: bool) -> None:
+        """More of a control stream; for a peer that breaks a rule nothing is waited for."""
+        if number < BIDI:
+            return
+        try:
+            self.feed(number, data, fin)
+        except RemoteProtocolError:
+            self._registry.clear()
+
     def clear(self) -> None:
         """The connection is over."""
         self.incoming.clear()
         self.arrivals.take_early()
         self.stalls.clear()
         self._bidi.clear()
+        self._registry.clear()
         self._paused.clear()
         self._postponed.clear()
 
@@ -336,6 +368,17 @@ class ControlDispatcher:
         self, stream: ControlRecvStream, frame: codec.ConnectionControl
     ) -> None:
         self._prelude.received(stream.number, frame.headers)
+
+    def _on_late_headers(self, stream: ControlRecvStream, frame: codec.ConnectionControl) -> None:
+        """The user of a connection that closes does not care for them."""
+        self.open_gate()
+
+    def _on_late_control(self, stream: ControlRecvStream, frame: codec.ChannelControl) -> None:
+        """Other halves ended with the connection, so they are not told lost."""
+        if self._registry.owes(frame.channel):
+            self._on_channel_control(stream, frame)
+        else:
+            stream.ignoring = True
 
     def _on_channel_control(self, stream: ControlRecvStream, frame: codec.ChannelControl) -> None:
         self._shared.work += 1
