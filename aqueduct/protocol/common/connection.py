@@ -290,7 +290,7 @@ class ConnectionCore:
             self.use_room(self._shared.now)
 
     def receive_stop(self, number: int, code: int, now: float) -> None:
-        """The peer reads no more of a stream of ours. What matters comes as CLOSE_RECEIVER.
+        """The peer reads no more of a stream of ours. What matters comes as a close.
 
         If it does not, within Timing.progress_deadline, the channel ends: its user would wait for
         ever.
@@ -320,7 +320,7 @@ class ConnectionCore:
     def connection_lost(self, error: ConnectionLost) -> None:
         """The transport is gone. Every handle reads ``error`` (AQ-R27.9).
 
-        Not so a receiver whose messages and FINISH_SENDER were all here already.
+        Not so a receiver whose messages and whose finish were all here already.
         """
         self._closing = None
         if self.error is None:
@@ -375,7 +375,7 @@ class ConnectionCore:
         self._registry.rtt_measured(rtt)
 
     def handle_deadline(self, now: float) -> None:
-        """Sends the acks, announcements and FORGET_CHANNELs that are due."""
+        """Sends the acks, announcements and ends that are due."""
         shared = self._shared
         shared.now = now
         if self.error is not None:

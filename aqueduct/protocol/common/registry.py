@@ -145,11 +145,11 @@ class Registry(ABC):
         return half.close() if isinstance(half, ReceiverHalf) else []
 
     def receiver_closed(self, half: ReceiverHalf) -> None:
-        """CLOSE_RECEIVER was sent for it."""
+        """It has closed, and said so, or will."""
         self._remove(half)
 
     def sender_closed(self, half: SenderHalf) -> None:
-        """CLOSE_RECEIVER came for it."""
+        """Its receiver has closed."""
         self._remove(half)
         if not half.accessible and half.links is not None and half.links.acked:
             self._pending_tables[half.channel] = half
