@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -17,13 +16,11 @@ from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct._speedups.control_streams import control_frames as codec
 from aqueduct.errors import RemoteProtocolError, SequenceError
 from aqueduct.protocol.common import effects
-from aqueduct.protocol.common.arrivals import Arrivals
 from aqueduct.protocol.common.context import ConnectionContext
+from aqueduct.protocol.common.dispatch import StreamDispatcher
 from aqueduct.protocol.common.effects import BIDI
-from aqueduct.protocol.common.endings import Endings
 from aqueduct.protocol.common.receiver import ReceiverHalf
 from aqueduct.protocol.common.sender import RESET_LOST, SenderHalf
-from aqueduct.protocol.common.stalls import StallWatch
 from aqueduct.protocol.common.state import ReceiverInput
 from aqueduct.protocol.control_streams import ids
 from aqueduct.protocol.control_streams.bidi_streams import BidiStreams, is_mine
@@ -34,7 +31,7 @@ from aqueduct.protocol.control_streams.registry import ControlRegistry
 __all__ = ["ControlDispatcher"]
 
 
-class ControlDispatcher:
+class ControlDispatcher(StreamDispatcher):
     """The streams of the peer, and what their frames mean."""
 
     def __init__(
@@ -44,22 +41,12 @@ class ControlDispatcher:
         bidi: BidiStreams,
         prelude: ControlPrelude,
     ) -> None:
-        self._shared = shared
+        incoming = ControlRecvStreams(shared, self._decoder_of)
+        super().__init__(shared, registry, incoming, lose_dropped=True)
         self._registry = registry
         self._bidi = bidi
         self._prelude = prelude
-        self._most = shared.config.flow.wake_up
-        self.gate_open = False
-        """Whether the peer's connection headers are in and accepted (AQ0-20, AQ0-R10)."""
-        self.incoming = ControlRecvStreams(shared, self._decoder_of)
         self.inlet: Callable[[int], DirectRead | None] = _no_inlet
-        self.endings = Endings(shared, registry, self._abandon, lose_dropped=True)
-        self.arrivals = Arrivals(shared, registry, self.endings, self.incoming, self.read)
-        self.stalls = StallWatch(shared, self.incoming, self.endings.close_receiver)
-        self._postponed: OrderedDict[ControlRecvStream, None] = OrderedDict()
-        """Streams that go on in the next turn: enough was worked on in this one."""
-        self._paused: dict[ControlRecvStream, None] = {}
-        """Streams that wait for the gate."""
         self._handlers: dict[type, Callable[[ControlRecvStream, Any], None]] = {
             Version: self._on_version,
             codec.ConnectionControl: self._on_connection_control,
@@ -136,55 +123,11 @@ class ControlDispatcher:
         else:
             self._give_up(stream, code)
 
-    def open_gate(self) -> None:
-        """The peer's connection headers are in and accepted: what waits for them is read.
-
-        Raises RemoteProtocolError.
-        """
-        self.gate_open = True
-        paused, self._paused = self._paused, {}
-        for stream in self.incoming.streams.values():
-            stream.decoder.pause = False
-        for stream in paused:
-            if stream.number in self.incoming.streams:
-                self.incoming.unhold(stream)
-                self.read(stream)
-        for data in self.arrivals.take_early():
-            self.feed_datagram(data)
-
-    def drain(self) -> None:
-        """The connection is over: messages that are here whole need no room any more."""
-        self._most = 1 << 62  # no other turn comes
-        self.read_on()
-        for stream in tuple(self.incoming.streams.values()):
-            while (head := stream.head) is not None and stream.decoder.buffered >= head.size:
-                assert stream.half is not None
-                queue = stream.half.queue
-                self._shared.admission.wait_no_more(queue, stream)  # type: ignore[arg-type]
-                stream.head = None
-                queue.charge(self._shared.admission.cost(head.size + head.overhead), 1)
-                self.arrivals.admitted(stream, head)
-                self.read(stream)
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether ``read_on`` is to be called once others had their turn."""
-        return self._shared.work >= max(1, self._most >> 3)
-
-    def read_on(self) -> None:
-        """Others had their turn: what was put off is read. Raises RemoteProtocolError."""
-        self._shared.work = 0
-        while self._postponed and self._shared.work < self._most:
-            stream, _ = self._postponed.popitem(last=False)
-            stream.postponed = False
-            self.incoming.unhold(stream)
-            self.read(stream)
-
     def read(self, stream: ControlRecvStream, frame: Any = None) -> None:
         """Reads what has come on a stream. Raises RemoteProtocolError."""
         shared, decoder = self._shared, stream.decoder
         while not stream.ignoring and stream.head is None:
-            if shared.work >= self._most:
+            if shared.work >= self.incoming.most:
                 stream.postponed = True
                 self._postponed[stream] = None
                 self.incoming.hold(stream)
@@ -254,13 +197,9 @@ class ControlDispatcher:
 
     def clear(self) -> None:
         """The connection is over."""
-        self.incoming.clear()
-        self.arrivals.take_early()
-        self.stalls.clear()
+        super().clear()
         self._bidi.clear()
         self._registry.clear()
-        self._paused.clear()
-        self._postponed.clear()
 
     # Streams
 
@@ -289,7 +228,7 @@ class ControlDispatcher:
         return self._decoder("answer", -1 if owner is None else owner.channel)
 
     def _opened(self, number: int) -> ControlRecvStream:
-        stream = self.incoming.opened(number)
+        stream: ControlRecvStream = self.incoming.opened(number)
         if number >= BIDI and is_mine(number):
             stream.owner = self._bidi.owners.pop(number, None)
         return stream
@@ -340,7 +279,6 @@ class ControlDispatcher:
         if waited:
             stream.postponed = True  # the rest is read in a turn of its own
             self._postponed[stream] = None
-            self._shared.work = max(self._shared.work, self._most)
 
     def _control_reset(self, half: SenderHalf | ReceiverHalf, code: int) -> None:
         if code == RESET_LOST:
