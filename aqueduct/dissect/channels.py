@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from aqueduct._speedups import channels as codec
-from aqueduct._speedups.base import varint
 from aqueduct.dissect.channel_fields import (
     SIDES,
     ChannelBits,
@@ -17,16 +16,8 @@ from aqueduct.dissect.channel_fields import (
     payload_text,
     read_headers,
 )
-from aqueduct.dissect.values import (
-    HIGHEST,
-    Fields,
-    WireError,
-    hex_bytes,
-    kind_of,
-    list_of,
-    one_of,
-)
-from aqueduct.errors import AqueductError
+from aqueduct.dissect.frame_sequences import Encoders, decoded, encoded, numbered, version
+from aqueduct.dissect.values import Fields, WireError, hex_bytes, kind_of, list_of, one_of
 
 __all__ = ["AqContext", "contexts", "frame_to_json"]
 
@@ -56,29 +47,11 @@ class AqContext:
     def decode(self, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
         """Frames with the offset each begins at. Raises WireError behind the last good one."""
         decoder = codec.FrameDecoder(from_server=self.from_server, datagram=self.datagram)
-        # A payload that cannot be in these bytes gets no memory: its length may be a lie.
-        decoder.auto_admit = len(data)
-        try:
-            decoder.feed(data)
-            while True:
-                offset = decoder.consumed
-                frame = decoder.next()
-                if frame is None or isinstance(frame, codec.MessageHead):
-                    break
-                yield offset, frame_to_json(frame)
-            decoder.end()
-        except AqueductError as error:
-            raise WireError.of(error, offset) from error
+        return decoded(decoder, data, frame_to_json)
 
     def encode(self, value: list[Any]) -> bytes:
         """The bytes of ``value``, checked like bytes that came. Raises WireError."""
-        data = b"".join(_encode_frame(frame, f"frame {k}") for k, frame in enumerate(value))
-        try:
-            for _ in self.decode(data):
-                pass
-        except WireError as error:  # whatever is wrong, it is in the value, not cut off
-            raise WireError(str(error)) from error
-        return data
+        return encoded(value, _ENCODERS, self.decode)
 
     def meaning(self, frames: list[dict[str, Any]]) -> Any:
         """What the ranges of the last acknowledging frame say, as [start, end) pairs."""
@@ -143,29 +116,6 @@ def frame_to_json(frame: codec.Frame) -> dict[str, Any]:
     return {"type": name}
 
 
-def _encode_frame(given: Any, where: str) -> bytes:
-    fields = Fields(given, where)
-    name = fields.take("type")
-    encoder = _ENCODERS.get(name) if isinstance(name, str) else None
-    if encoder is None:
-        raise WireError(f"{where} has the unknown type {name!r}; known: {', '.join(_ENCODERS)}")
-    fields.where = f"{where} ({name})"
-    try:
-        data = encoder(fields)
-    except AqueductError as error:
-        raise WireError(f"{fields.where}: {error}") from error
-    fields.end()
-    return data
-
-
-def _encode_version(fields: Fields) -> bytes:
-    ours = codec.VERSION[17:].decode()
-    version = fields.take("version", ours)
-    if version != ours:
-        raise WireError(f"{fields.where}: version is {version!r}; it must be {ours!r} (AQ-R5)")
-    return codec.VERSION
-
-
 def _encode_message(fields: Fields) -> bytes:
     num, headers = fields.number("num"), read_headers(fields)
     attachments = []
@@ -175,19 +125,15 @@ def _encode_message(fields: Fields) -> bytes:
         attachments.append((_BITS.take(entry), read_headers(entry)))
         entry.end()
     payload = hex_bytes(fields.take("payload", ""), f"{fields.where}: payload")
-    # The highest number is an endpoint's error, not the format's (AQ-R13), but the encoder is
-    # the endpoint's: it gets the number below, which is as long, and the number is exchanged.
-    below = min(num, HIGHEST - 1)
-    data = b"".join(map(bytes, codec.encode_message(below, payload, headers, attachments)))
-    return data[:1] + varint.encode(num) + data[1 + len(varint.encode(below)) :]
+    return numbered(lambda n: codec.encode_message(n, payload, headers, attachments), num, 1)
 
 
 def _plain(data: bytes) -> Callable[[Fields], bytes]:
     return lambda fields: data
 
 
-_ENCODERS: Final[dict[str, Callable[[Fields], bytes]]] = {
-    "VERSION": _encode_version,
+_ENCODERS: Final[Encoders] = {
+    "VERSION": lambda fields: version(fields, "AQ-R5"),
     "ACK_VERSION": _plain(codec.ACK_VERSION),
     "CONNECTION_HEADERS": lambda fields: codec.encode_connection_headers(read_headers(fields)),
     "ROUTE_TO": lambda fields: codec.encode_route_to(_BITS.take(fields)),

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from aqueduct._speedups.base import varint
-from aqueduct._speedups.channels.encoder import VERSION
-from aqueduct._speedups.channels.frames import (
-    FinishSender,
-    MessageFrame,
-    MessageHead,
-    SentUnreliable,
-    Version,
-)
+from aqueduct._speedups.channels.frames import FinishSender, MessageFrame, SentUnreliable, Version
 from aqueduct._speedups.control_streams import control_frames as codec
 from aqueduct.dissect.channel_fields import (
     SIDES,
@@ -25,8 +18,8 @@ from aqueduct.dissect.channel_fields import (
     payload_text,
     read_headers,
 )
-from aqueduct.dissect.values import HIGHEST, Fields, WireError, hex_bytes, kind_of, list_of, one_of
-from aqueduct.errors import AqueductError
+from aqueduct.dissect.frame_sequences import Encoders, decoded, encoded, numbered, version
+from aqueduct.dissect.values import Fields, WireError, hex_bytes, kind_of, list_of, one_of
 
 __all__ = ["ControlContext", "contexts"]
 
@@ -84,30 +77,11 @@ class ControlContext:
         decoder = codec.ControlFrameDecoder(
             from_server=self.from_server, carrier=self.carrier, channel=self.channel
         )
-        # A payload that cannot be in these bytes gets no memory: its length may be a lie.
-        decoder.auto_admit = len(data)
-        offset = 0
-        try:
-            decoder.feed(data)
-            while True:
-                offset = decoder.consumed
-                frame = decoder.next()
-                if frame is None or isinstance(frame, MessageHead):
-                    break
-                yield offset, _frame_to_json(frame, decoder.channel)
-            decoder.end()
-        except AqueductError as error:
-            raise WireError.of(error, offset) from error
+        return decoded(decoder, data, lambda frame: _frame_to_json(frame, decoder.channel))
 
     def encode(self, value: list[Any]) -> bytes:
         """The bytes of ``value``, checked like bytes that came. Raises WireError."""
-        data = b"".join(_encode_frame(frame, f"frame {k}") for k, frame in enumerate(value))
-        try:
-            for _ in self.decode(data):
-                pass
-        except WireError as error:  # whatever is wrong, it is in the value, not cut off
-            raise WireError(str(error)) from error
-        return data
+        return encoded(value, _ENCODERS, self.decode)
 
     def meaning(self, frames: list[dict[str, Any]]) -> Any:
         """What the ranges of the last acknowledging frame say, as [start, end) pairs.
@@ -170,29 +144,6 @@ def _frame_to_json(frame: codec.ControlFrame, channel: int) -> dict[str, Any]:
             return {"type": "ClosedChannelLost", "channel": _BITS.to_json(frame.channel)}
 
 
-def _encode_frame(given: Any, where: str) -> bytes:
-    fields = Fields(given, where)
-    name = fields.take("type")
-    encoder = _ENCODERS.get(name) if isinstance(name, str) else None
-    if encoder is None:
-        raise WireError(f"{where} has the unknown type {name!r}; known: {', '.join(_ENCODERS)}")
-    fields.where = f"{where} ({name})"
-    try:
-        data = encoder(fields)
-    except AqueductError as error:
-        raise WireError(f"{fields.where}: {error}") from error
-    fields.end()
-    return data
-
-
-def _encode_version(fields: Fields) -> bytes:
-    ours = VERSION[17:].decode()
-    version = fields.take("version", ours)
-    if version != ours:
-        raise WireError(f"{fields.where}: version is {version!r}; it must be {ours!r} (AQ0-10)")
-    return VERSION
-
-
 def _encode_message(fields: Fields) -> bytes:
     channel, num = _BITS.take(fields), fields.number("num")
     where = f"{fields.where}: attachments"
@@ -201,16 +152,15 @@ def _encode_message(fields: Fields) -> bytes:
         for k, each in enumerate(list_of(fields.take("attachments", []), where))
     ]
     payload = hex_bytes(fields.take("payload", ""), f"{fields.where}: payload")
-    # The highest number is an endpoint's error, not the format's (AQ-R13), but the encoder is
-    # the endpoint's: it gets the number below, which is as long, and the number is exchanged.
-    below = min(num, HIGHEST - 1)
-    data = b"".join(map(bytes, codec.encode_control_message(channel, below, payload, attachments)))
-    start = 1 + len(varint.encode(channel))
-    return data[:start] + varint.encode(num) + data[start + len(varint.encode(below)) :]
+    return numbered(
+        lambda n: codec.encode_control_message(channel, n, payload, attachments),
+        num,
+        1 + len(varint.encode(channel)),
+    )
 
 
-_ENCODERS: Final[Mapping[str, Callable[[Fields], bytes]]] = {
-    "Version": _encode_version,
+_ENCODERS: Final[Encoders] = {
+    "Version": lambda fields: version(fields, "AQ0-10"),
     "ConnectionControl": lambda fields: codec.encode_connection_control(read_headers(fields)),
     "ChannelControl": lambda fields: codec.encode_channel_control(_BITS.take(fields)),
     "Message": _encode_message,

@@ -55,7 +55,7 @@ def target(data: bytes) -> None:
 
     pieces = codec.FrameDecoder(**options)
     pieces.auto_admit = (0x7FFFFFFFFFFFFFFF, 30, 0, -1)[settings >> 4 & 3]
-    pieces.pause_at_route = bool(settings & 64)
+    pieces.pause = bool(settings & 64)
     frames, error = read(pieces, sequence, plan)
     compare(frames, error, expected, fault)
     check_state(pieces, sequence, error)
@@ -110,7 +110,7 @@ def take(decoder: codec.FrameDecoder, frames: list[model.Frame], how: int) -> No
         elif frame is not None:
             frames.append(as_tuple(frame))
         elif decoder.paused:
-            decoder.pause_at_route = False
+            decoder.pause = False
         else:
             break
     assert not decoder.waiting

@@ -244,9 +244,9 @@ def test_chunks_of_all_sizes_that_wait_stay_in_order(sizes: list[int]) -> None:
 
 
 @pytest.mark.requirement("AQ-R10")
-def test_pause_at_route() -> None:
+def test_pause() -> None:
     decoder = codec.FrameDecoder(from_server=False)
-    decoder.pause_at_route = True
+    decoder.pause = True
     decoder.feed(codec.VERSION + b"\x01" + ROUTE + message(0))
     assert decoder.next() == codec.Version("0.0.0-AFTER")
     assert not decoder.paused
@@ -258,7 +258,7 @@ def test_pause_at_route() -> None:
     assert decoder.route == -1
     decoder.feed(message(1))
     decoder.end()
-    decoder.pause_at_route = False
+    decoder.pause = False
     assert decoder.next() == codec.RouteTo(0)
     assert not decoder.paused
     assert decoder.route == 0

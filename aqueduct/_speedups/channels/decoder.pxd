@@ -29,7 +29,7 @@ cdef enum State:
 cdef class FrameDecoder:
     cdef readonly ReceiveBuffer buffer  # what was fed, and where a payload lands
     cdef public int64_t auto_admit
-    cdef public bint pause_at_route
+    cdef public bint pause
     cdef readonly bint paused
     cdef readonly bint ended
     cdef readonly uint64_t frames

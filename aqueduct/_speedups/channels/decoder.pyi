@@ -12,7 +12,7 @@ class FrameDecoder:
     @property
     def buffer(self) -> ReceiveBuffer: ...
     auto_admit: int
-    pause_at_route: bool
+    pause: bool
     @property
     def paused(self) -> bool: ...
     @property

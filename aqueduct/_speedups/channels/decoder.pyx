@@ -254,7 +254,7 @@ cdef class FrameDecoder:
             if self.state == AT_TAG:
                 if buffer.pos == buffer.end and not buffer.refill():
                     return None
-                if self.pause_at_route and buffer.pos[0] == ROUTE_TO_TAG and not self._routed:
+                if self.pause and buffer.pos[0] == ROUTE_TO_TAG and not self._routed:
                     self.paused = True
                     return None
                 self.paused = False

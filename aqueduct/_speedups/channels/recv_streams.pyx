@@ -1,9 +1,8 @@
 """The peer's streams: one frame sequence each, what they hold, and their credit.
 
 Messages that need no look at each land and count here. All other frames are given to handlers, by
-tag: what they mean is decided by ``aqueduct.protocol.channels``. A large batch has its caches
-emptied by its own bytes, so each of these steps would cost several times what a step of Python
-costs elsewhere.
+tag: what they mean is for the dispatcher to say. A large batch has its caches emptied by its own
+bytes, so each of these steps would cost several times what a step of Python costs elsewhere.
 """
 
 cimport cython

@@ -328,7 +328,7 @@ cdef class SenderBase:
         Whatever others have queued, one message of each channel may be: who reads it may read
         nothing else before.
         Not while the peer has stopped the stream: what is written vanishes without ever counting
-        as queued, so nothing would hold the sender until CLOSE_RECEIVER comes. Once it has ended
+        as queued, so nothing would hold the sender until the receiver closes. Once it has ended
         there is nothing to wait for: a send is refused.
         """
         return self.room()

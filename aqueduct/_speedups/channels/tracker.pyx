@@ -47,7 +47,7 @@ cdef class SentNumbers:
         return number
 
     def ack(self, bytes ranges not None, bint told=True):
-        """Takes the RANGES of an ACK_RELIABLE, as bytes: gap, range, gap, range, ... (AQ-36).
+        """Takes the RANGES of an ack, as bytes: gap, range, gap, range, ... (AQ-36).
 
         Returns what is newly acknowledged, as ascending (start, stop) pairs; numbers acked before
         are passed over. With ``told`` False nobody asks, and no pair is made. Raises
@@ -58,8 +58,8 @@ cdef class SentNumbers:
         cdef uint64_t at = 0, length = 0, added = 0
         cdef const uint8_t *pos = <const uint8_t *> PyBytes_AS_STRING(ranges)
         cdef const uint8_t *end = pos + PyBytes_GET_SIZE(ranges)
-        if check_reach(pos, end, self.next, 0, "ACK_RELIABLE", "AQ-R16") % 2:
-            raise ValueError("the varints of ACK_RELIABLE are pairs of gap and range (AQ-20)")
+        if check_reach(pos, end, self.next, 0, "an ack", "AQ-R16") % 2:
+            raise ValueError("the varints of an ack are pairs of gap and range (AQ-20)")
         while pos < end:
             pos += next_of(pos, end, &length)
             at += length
@@ -186,7 +186,7 @@ cdef class ReceivedNumbers:
         return found
 
     def take_ack(self):
-        """The varints of an ACK_RELIABLE for all that is pending, () if nothing is (AQ-R16)."""
+        """The varints of an ack for all that is pending, () if nothing is (AQ-R16)."""
         cdef list varints = []
         cdef RangeSet pending = self._pending
         cdef uint64_t at = 0, last
@@ -221,7 +221,7 @@ cdef class UnreliableSent:
 
     @property
     def unannounced(self):
-        """Messages sent and in no SENT_UNRELIABLE yet."""
+        """Messages sent and not announced yet."""
         return self.next - self._announced
 
     @property
@@ -238,13 +238,13 @@ cdef class UnreliableSent:
         return number
 
     def take_announcement(self):
-        """The COUNT of a SENT_UNRELIABLE that is due, 0 if none is (AQ-33)."""
+        """How many are to be announced now (AQ-33)."""
         cdef uint64_t count = self.next - self._announced
         self._announced = self.next
         return count
 
     def ack_nack(self, bytes ranges not None, bint told=True):
-        """Takes the RANGES of an ACK_NACK_UNRELIABLE, as bytes: ack, nack, ack, ... (AQ-38).
+        """Takes the RANGES of acks and nacks, as bytes: ack, nack, ack, ... (AQ-38).
 
         They go on where the last ones ended (AQ-R15). Returns (acked, nacked, lost): lists of
         ascending (start, stop) pairs, and how many messages were nacked. With ``told`` False
@@ -257,7 +257,7 @@ cdef class UnreliableSent:
         cdef const uint8_t *pos = <const uint8_t *> PyBytes_AS_STRING(ranges)
         cdef const uint8_t *end = pos + PyBytes_GET_SIZE(ranges)
         cdef bint is_ack = True
-        check_reach(pos, end, self.next, at, "ACK_NACK_UNRELIABLE", "AQ-R15")
+        check_reach(pos, end, self.next, at, "an ack of datagrams", "AQ-R15")
         while pos < end:
             pos += next_of(pos, end, &length)
             if not is_ack:
@@ -290,12 +290,15 @@ cdef class UnreliableReceived:
         self.ranges = RangeSet.__new__(RangeSet)
 
     def announce(self, count):
-        """A SENT_UNRELIABLE came; returns ``announced``. SequenceError above 2^64 - 1 (AQ-R17)."""
+        """The peer sent ``count`` more; returns ``announced``.
+
+        SequenceError above 2^64 - 1 (AQ-R17).
+        """
         cdef uint64_t value = 0
-        to_number(count, HIGHEST, "the count of SENT_UNRELIABLE", &value)
+        to_number(count, HIGHEST, "the count of announced messages", &value)
         if value > HIGHEST - self.announced:
             raise SequenceError(
-                f"SENT_UNRELIABLE announces {self.announced + count} messages in all, more than "
+                f"the peer announces {self.announced + count} messages in all, more than "
                 "2^64 - 1 (AQ-R17)"
             )
         self.announced += value
@@ -345,9 +348,8 @@ cdef class UnreliableReceived:
     def take_ack_nack(self, upto=None):
         """Settles all numbers below ``upto`` (``announced``, if None), whose deadline has passed.
 
-        Returns the varints of an ACK_NACK_UNRELIABLE: acks for what was received, nacks for the
-        rest (AQ-38); () if nothing was left to settle. LocalProtocolError if the peer is not
-        known to have sent that many.
+        Returns varints: acks for what was received, nacks for the rest (AQ-38); () if nothing was
+        left to settle. LocalProtocolError if the peer is not known to have sent that many.
         """
         cdef uint64_t stop = self.announced, at = self.settled, first, last, removed = 0
         cdef uint32_t node
@@ -381,7 +383,7 @@ cdef class UnreliableReceived:
         return tuple(varints)
 
     def take_last_acks(self):
-        """``take_ack_nack`` up to the highest received number, for CLOSE_RECEIVER (AQ-R22)."""
+        """``take_ack_nack`` up to the highest received number, for a close (AQ-R22)."""
         return self.take_ack_nack(self.highest + 1)
 
     def __repr__(self):
@@ -423,7 +425,7 @@ cdef Py_ssize_t check_reach(
 
 
 cdef uint64_t received_number(object number) except? 0:
-    """A MESSAGE_NUM of the peer; codecs pass 2^64 - 1, endpoints do not (AQ-R13)."""
+    """A message number of the peer; codecs pass 2^64 - 1, endpoints do not (AQ-R13)."""
     cdef uint64_t value = to_uint64(number)
     if value == HIGHEST:
         raise SequenceError("a message has the number 2^64 - 1 (AQ-R13)")

@@ -34,6 +34,6 @@ class ChannelConnection(ConnectionCore):
         )
         registry = ChannelRegistry(shared, Forgetting(config.timing.destroyed_memory))
         prelude = ChannelPrelude(shared)
-        reader = FrameDispatcher(shared, registry, self._fail, prelude.handlers())
+        reader = FrameDispatcher(shared, registry, prelude.handlers())
         prelude.reader = reader
         super().__init__(shared, headers, registry, prelude, reader)

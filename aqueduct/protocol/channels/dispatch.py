@@ -7,7 +7,6 @@ the connection turns them into a close.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -19,14 +18,12 @@ from aqueduct._speedups.channels.recv_streams import (
     RecvStream,
     RecvStreams,
 )
-from aqueduct.errors import RemoteProtocolError, SequenceError
+from aqueduct.errors import SequenceError
 from aqueduct.protocol.channels.registry import ChannelRegistry
-from aqueduct.protocol.common.arrivals import Arrivals
 from aqueduct.protocol.common.context import ConnectionContext
-from aqueduct.protocol.common.endings import Endings
+from aqueduct.protocol.common.dispatch import StreamDispatcher
 from aqueduct.protocol.common.receiver import ReceiverHalf
 from aqueduct.protocol.common.registry import Half
-from aqueduct.protocol.common.stalls import StallWatch
 from aqueduct.protocol.common.state import ReceiverState, SenderState
 
 __all__ = ["FrameDispatcher", "Handlers"]
@@ -35,33 +32,20 @@ Handlers: TypeAlias = Mapping[int, Callable[[RecvStream, Any], None]]
 """What frames do, by their tags."""
 
 
-class FrameDispatcher:
+class FrameDispatcher(StreamDispatcher):
     """The streams of the peer, and what their frames mean."""
 
     def __init__(
         self,
         shared: ConnectionContext,
         registry: ChannelRegistry,
-        fail: Callable[[RemoteProtocolError], None],
         prelude: Handlers,
     ) -> None:
-        self._shared = shared
+        incoming = RecvStreams(shared, open=ReceiverState.OPEN, ended=SenderState.ENDED)
+        super().__init__(shared, registry, incoming)
         self._registry = registry
-        self._fail = fail
         self.config = shared.config
-        self._admission = shared.admission
-        self.incoming = RecvStreams(shared, open=ReceiverState.OPEN, ended=SenderState.ENDED)
-        self.inlet: Callable[[int], DirectRead | None] = self.incoming.inlet
-        self.endings = Endings(shared, registry, self._abandon)
-        self.arrivals = Arrivals(shared, registry, self.endings, self.incoming, self.read)
-        self.stalls = StallWatch(shared, self.incoming, self.endings.close_receiver)
-        self.gate_open = False
-        """Whether the peer's connection headers are in and accepted (AQ-R10)."""
-        # Many go one by one from the front, which a dict would look for from its beginning.
-        self._postponed: OrderedDict[RecvStream, None] = OrderedDict()
-        """Streams that go on in the next turn: enough was worked on in this one."""
-        self._paused: dict[RecvStream, None] = {}
-        """Streams whose ROUTE_TO waits for the gate."""
+        self.inlet: Callable[[int], DirectRead | None] = incoming.inlet
         self._handlers: Handlers = {
             **prelude,
             codec.AckVersion.TAG: self._on_ack_version,
@@ -97,7 +81,7 @@ class FrameDispatcher:
         stream = self.incoming.streams.get(number)
         if stream is None:
             stream = self.incoming.opened(number, self._handlers)
-            stream.decoder.pause_at_route = not self.gate_open
+            stream.decoder.pause = not self.gate_open
         elif stream.postponed:
             stream.decoder.feed(data)
             stream.fin = stream.fin or fin
@@ -118,7 +102,7 @@ class FrameDispatcher:
             header_limit=limits.header_bytes,
             attachment_limit=limits.attachments,
         )
-        decoder.pause_at_route = not self.gate_open
+        decoder.pause = not self.gate_open
         decoder.feed(data)
         half: Half | None = None
         first = True
@@ -150,61 +134,14 @@ class FrameDispatcher:
             self._postponed.pop(stream, None)
             self.incoming.leave(stream)
 
-    def open_gate(self) -> None:
-        """ROUTE_TO and what is behind it may be read from now on."""
-        self.gate_open = True
-        paused, self._paused = self._paused, {}
-        for stream in self.incoming.streams.values():
-            stream.decoder.pause_at_route = False
-        for stream in paused:
-            if stream.number in self.incoming.streams:
-                self.incoming.unhold(stream)
-                try:
-                    self.read(stream)
-                except RemoteProtocolError as error:
-                    self._fail(error)
-        for data in self.arrivals.take_early():
-            try:
-                self.feed_datagram(data)
-            except RemoteProtocolError as error:
-                self._fail(error)
-                return
+    def linger(self) -> None:
+        """A close waits for what is to leave, and needs nothing of the peer for that."""
+        self.clear()
 
-    def drain(self) -> None:
-        """The connection is over: messages that are here whole need no room any more."""
-        self.incoming.most = 1 << 62  # no other turn comes
-        self.read_on()
-        for stream in tuple(self.incoming.streams.values()):
-            while (head := stream.head) is not None and stream.decoder.buffered >= head.size:
-                self._admission.wait_no_more(stream.queue, stream)
-                stream.head = None
-                stream.queue.charge(self._admission.cost(head.size + head.overhead), 1)
-                self.arrivals.admitted(stream, head)
-                self.read(stream)
-
-    def clear(self) -> None:
-        """The connection is over."""
-        self.incoming.clear()
-        self.arrivals.take_early()
-        self.stalls.clear()
-        self._paused.clear()
-        self._postponed.clear()
+    def feed_late(self, number: int, data: Any, fin: bool) -> None:
+        """Nothing is read any more."""
 
     # Reading a sequence
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether ``read_on`` is to be called once others had their turn."""
-        return self._shared.work >= max(1, self.incoming.most >> 3)
-
-    def read_on(self) -> None:
-        """Others had their turn: streams that were postponed are read. Raises as ``read``."""
-        self._shared.work = 0
-        while self._postponed and self._shared.work < self.incoming.most:
-            stream, _ = self._postponed.popitem(last=False)
-            stream.postponed = False
-            self.incoming.unhold(stream)
-            self.read(stream)
 
     def read(self, stream: RecvStream, frame: Any = None) -> None:
         """Reads what has come; ``frame`` is the first of it, if it was read already.

@@ -12,6 +12,7 @@ What is the same in both dialects stands here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from traceback import clear_frames
 from typing import Any, Final, Protocol
 
@@ -63,7 +64,10 @@ class Dispatcher(Protocol):
         """The peer gave up a stream: a partial frame is dropped. Raises RemoteProtocolError."""
 
     def open_gate(self) -> None:
-        """The peer's connection headers are in and accepted: what waits for them is read."""
+        """The peer's connection headers are in and accepted: what waits for them is read.
+
+        Raises RemoteProtocolError.
+        """
 
     def drain(self) -> None:
         """The connection is over: messages that are here whole need no room any more."""
@@ -77,6 +81,12 @@ class Dispatcher(Protocol):
 
     def read(self, stream: Any, frame: Any = None) -> None:
         """Reads what has come on a stream. Raises RemoteProtocolError."""
+
+    def linger(self) -> None:
+        """A close waits for what is to leave: only what this needs is read."""
+
+    def feed_late(self, number: int, data: Any, fin: bool) -> None:
+        """The next bytes of a stream after ``linger``."""
 
     def clear(self) -> None:
         """The connection is over."""
@@ -243,6 +253,10 @@ class ConnectionCore:
     def receive_stream(self, number: int, data: Any, fin: bool, now: float) -> None:
         """The next bytes of one of the peer's streams."""
         if self.error is not None:
+            if self._closing is not None:
+                self._shared.now = now
+                self._reader.feed_late(number, data, fin)
+                self._close_if_drained()
             return
         self._shared.now = now
         try:
@@ -276,7 +290,7 @@ class ConnectionCore:
             self.use_room(self._shared.now)
 
     def receive_stop(self, number: int, code: int, now: float) -> None:
-        """The peer reads no more of a stream of ours. What matters comes as CLOSE_RECEIVER.
+        """The peer reads no more of a stream of ours. What matters comes as a close.
 
         If it does not, within Timing.progress_deadline, the channel ends: its user would wait for
         ever.
@@ -306,7 +320,7 @@ class ConnectionCore:
     def connection_lost(self, error: ConnectionLost) -> None:
         """The transport is gone. Every handle reads ``error`` (AQ-R27.9).
 
-        Not so a receiver whose messages and FINISH_SENDER were all here already.
+        Not so a receiver whose messages and whose finish were all here already.
         """
         self._closing = None
         if self.error is None:
@@ -315,24 +329,27 @@ class ConnectionCore:
             except RemoteProtocolError as violation:
                 error.__cause__ = violation
         self._end(error)
+        self._reader.clear()
         self._shared.outgoing.clear()
         self._shared.effects.clear()
 
     @property
     def goes_on(self) -> bool:
         """Whether there is more to do once others had their turn (Flow.wake_up)."""
-        return self.error is None and (self._reader.goes_on or self._shared.outgoing.goes_on)
+        if self.error is not None and self._closing is None:
+            return False
+        return self._reader.goes_on or self._shared.outgoing.goes_on
 
     def next_deadline(self) -> float | None:
         """When ``handle_deadline`` has something to do, or None.
 
         It is the time of the last input if there is more to do once others had their turn.
         """
-        if self.error is not None:
-            return self.close_by if self._closing is not None else None
         shared = self._shared
         if self.goes_on:
             return shared.now
+        if self.error is not None:
+            return self.close_by if self._closing is not None else None
         while shared.ack_due and shared.ack_due[0][1].error is not None:
             shared.ack_due.popleft()  # it has ended, and its close has acknowledged all
         deadline = self._registry.kept_until()
@@ -358,12 +375,17 @@ class ConnectionCore:
         self._registry.rtt_measured(rtt)
 
     def handle_deadline(self, now: float) -> None:
-        """Sends the acks, announcements and FORGET_CHANNELs that are due."""
+        """Sends the acks, announcements and ends that are due."""
         shared = self._shared
         shared.now = now
         if self.error is not None:
             if self._closing is not None and now >= self.close_by:
                 self._close_now(*self._closing)
+            elif self._closing is not None:
+                shared.outgoing.open_on()
+                with suppress(RemoteProtocolError):  # too late to be told
+                    self._reader.read_on()
+                self._close_if_drained()
             return
         try:
             self._reader.read_on()
@@ -402,7 +424,10 @@ class ConnectionCore:
             raise LocalProtocolError("only a server answers, once, after the client's headers")
         self._headers_sent = True
         self._prelude.send(headers)
-        self._reader.open_gate()
+        try:
+            self._reader.open_gate()
+        except RemoteProtocolError as error:
+            self._fail(error)
         self.use_room(self._shared.now)
 
     def reject_headers(self, reason: str) -> None:
@@ -514,7 +539,8 @@ class ConnectionCore:
         """The application closes the connection (AQ-R32): every handle reads it at once.
 
         With code 0, what was sent before goes out first, for at most Timing.close_linger: here
-        what waits above the transport, in the carrier the rest (see ``close_by``).
+        what waits above the transport, or for the peer to open a control stream; in the carrier the
+        rest (see ``close_by``).
         """
         if self.error is not None:
             return
@@ -523,7 +549,7 @@ class ConnectionCore:
         self._registry.write_closes()
         self.close_by = self._shared.now + self.config.timing.close_linger
         error = ConnectionLost("the connection was closed here", code=code, reason=reason)
-        if code == 0 and self._shared.outgoing.connected and self._shared.outgoing.waiting:
+        if code == 0 and self._shared.outgoing.connected and self._registry.unsaid:
             self._closing = (code, reason)
             self._end(error)
             return
@@ -574,12 +600,13 @@ class ConnectionCore:
     # Failure and end
 
     def _close_if_drained(self) -> None:
-        if self._closing is not None and not self._shared.outgoing.waiting:
+        if self._closing is not None and not self._registry.unsaid:
             self._close_now(*self._closing)
 
     def _close_now(self, code: int, reason: str) -> None:
         self._closing = None
         self._shared.effects.append((effects.CLOSE, code, reason[:REASON_LIMIT]))
+        self._reader.clear()
         self._shared.outgoing.clear()
 
     def _fail(self, error: RemoteProtocolError) -> None:
@@ -606,7 +633,10 @@ class ConnectionCore:
         self.error = error
         self._shared.detach()
         self._registry.disconnect(error, draining=self._closing is not None)
-        self._reader.clear()
+        if self._closing is None:
+            self._reader.clear()
+        else:
+            self._reader.linger()
         self._shared.ack_due.clear()
         self._shared.announce_due.clear()
         self._shared.receipt_due.clear()

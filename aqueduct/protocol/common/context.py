@@ -127,7 +127,7 @@ class ConnectionContext(ReceiveBudget):
         self.closes_wait = config.timing.ack_delay * (1 - CLOSES_AGE)
         """Fewer do if the first of them is due within so many seconds."""
         self.announce_due: deque[tuple[float, OwesWord]] = deque()
-        """Who owes a SENT_UNRELIABLE, in order."""
+        """Who has datagrams to announce, in order."""
         self.receipt_due: deque[list[Any]] = deque()
         """Until when datagrams numbered below the last item are waited for (AQ-37)."""
         self.stopped_due: deque[tuple[float, OwesWord]] = deque()

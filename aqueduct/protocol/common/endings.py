@@ -11,6 +11,7 @@ from aqueduct.protocol.common.events import Writable
 from aqueduct.protocol.common.receiver import ReceiverHalf
 from aqueduct.protocol.common.registry import Half, Registry
 from aqueduct.protocol.common.sender import Mode, SenderHalf
+from aqueduct.protocol.common.state import ReceiverInput
 
 __all__ = ["Endings"]
 
@@ -45,10 +46,10 @@ class Endings:
         if half.error is not None:
             self.half_ended(half)
 
-    def cancel(self, half: ReceiverHalf) -> None:
-        """The sender is cancelled."""
+    def cancel(self, half: ReceiverHalf, what: ReceiverInput = ReceiverInput.CANCEL) -> None:
+        """The sender is cancelled; ``what``: CANCEL or RESET."""
         # What is dropped first, or its channels would look lost to the peer (AQ-R20, AQ-R26).
-        self.drop(half.cancel())
+        self.drop(half.cancel(what))
         half.cancelled()
         self.half_ended(half)
 

@@ -89,11 +89,11 @@ class ReceiverHalf:
         """The peer's streams that are routed here, in order."""
         self.streams_in = 0
         self.patient = False
-        """Whether CLOSE_RECEIVER may leave with what is sent next, within the delay of acks,
+        """Whether its close may leave with what is sent next, within the delay of acks,
         instead of causing a packet of its own (AQ-R33), once all has come."""
         self.ack_scheduled = False
         self.control: SendStream | None = None
-        self._declared = -1  # SENT_RELIABLE, once FINISH_SENDER told it
+        self._declared = -1  # how many messages the sender sent, once its finish told it
         self._receipt: list[Any] | None = None
         """The last entry of ``ConnectionContext.receipt_due`` for this half, while it is there."""
 
@@ -118,13 +118,13 @@ class ReceiverHalf:
     # What the peer sends
 
     def check_number(self, number: int) -> None:
-        """A number must be new, and within what FINISH_SENDER declared (AQ-R13, AQ-R18)."""
+        """A number must be new, and within what the finish declared (AQ-R13, AQ-R18)."""
         if number == 2**64 - 1:
-            raise SequenceError(f"MESSAGE_NUM 2^64-1 on {self.describe()} (AQ-R13)")
+            raise SequenceError(f"a message has the number 2^64-1 on {self.describe()} (AQ-R13)")
         if 0 <= self._declared <= number:
             raise SequenceError(
-                f"message {number} on {self.describe()} after a FINISH_SENDER "
-                f"that counts {self._declared} (AQ-R18)"
+                f"message {number} came on {self.describe()}, whose sender finished with "
+                f"{self._declared} messages (AQ-R18)"
             )
         if self.oneshot and self.unreliable is not None and self.unreliable.announced:
             raise SequenceError("a oneshot channel carries its message twice (AQ-R28)")
@@ -174,10 +174,10 @@ class ReceiverHalf:
             self._complete()
 
     def announced(self, count: int) -> None:
-        """SENT_UNRELIABLE: from now on their receipt deadline runs (AQ-37)."""
+        """The peer sent so many datagrams: now their receipt deadline runs (AQ-37)."""
         if self.state is ReceiverState.FINISHING:
             raise SequenceError(
-                f"SENT_UNRELIABLE on {self.describe()} after FINISH_SENDER (AQ-R18)"
+                f"datagrams were announced on {self.describe()} after its sender finished (AQ-R18)"
             )
         if self.unreliable is None:
             self.unreliable = UnreliableReceived(self._shared.config.limits.received_ranges)
@@ -207,11 +207,11 @@ class ReceiverHalf:
             self._complete()
 
     def finish(self, count: int) -> None:
-        """FINISH_SENDER (AQ-45)."""
+        """The sender has sent ``count`` messages by stream, and sends no more (AQ-45)."""
         announced = self.unreliable.announced if self.unreliable is not None else 0
         if self.oneshot and count + announced > 1:
             raise SequenceError(
-                f"FINISH_SENDER counts {count} on a oneshot channel, beside {announced} "
+                f"a finish counts {count} messages on a oneshot channel, beside {announced} "
                 "announced unreliably (AQ-R28)"
             )
         if self.oneshot and not count and not announced:
@@ -221,7 +221,7 @@ class ReceiverHalf:
             return
         if count <= self.numbers.highest:
             raise SequenceError(
-                f"FINISH_SENDER counts {count} messages on {self.describe()}, but "
+                f"a finish counts {count} messages on {self.describe()}, but "
                 f"number {self.numbers.highest} was received (AQ-R21)"
             )
         self._step(ReceiverInput.FINISH)
@@ -229,12 +229,12 @@ class ReceiverHalf:
         if self._all_arrived:
             self._complete()
 
-    def cancel(self) -> list[Received]:
-        """CANCEL_SENDER: returns the undelivered messages that are dropped (AQ-R20).
+    def cancel(self, what: ReceiverInput) -> list[Received]:
+        """The sender cancelled: returns the undelivered messages that are dropped (AQ-R20).
 
-        When that is done, ``cancelled`` closes.
+        When that is done, ``cancelled`` closes. ``what``: CANCEL or RESET.
         """
-        self._step(ReceiverInput.CANCEL)
+        self._step(what)
         dropped = self.queue.drop()
         for received in dropped:
             if received.reliable:
@@ -244,12 +244,12 @@ class ReceiverHalf:
         return dropped
 
     def cancelled(self) -> None:
-        """Everything that CANCEL_SENDER dropped was released: CLOSE_RECEIVER (AQ-44)."""
+        """Everything that the cancel dropped was released: the receiver closes (AQ-44)."""
         if self.error is None:
             self._close_with(Cancelled("the peer cancelled the channel"))
 
     def lost(self) -> list[Received]:
-        """FORGET_CHANNEL or the cascade: returns what is dropped (AQ-R23)."""
+        """The channel is lost: returns what is dropped (AQ-R23)."""
         self._step(ReceiverInput.LOST)
         dropped = self.queue.drop()
         self._writer.end_receiver(self, RESET_LOST)
@@ -307,12 +307,15 @@ class ReceiverHalf:
     def _step(self, what: ReceiverInput) -> None:
         following = RECEIVER[self.state, what]
         if following is None:
-            raise SequenceError(f"{what.name} on {self.describe()} after FINISH_SENDER (AQ-R18)")
+            raise SequenceError(
+                f"a {what.name.lower()} came on {self.describe()}, whose sender has finished "
+                "(AQ-R18)"
+            )
         self.state = following
 
     @property
     def _all_arrived(self) -> bool:
-        """Whether what FINISH_SENDER counts is in, and every datagram settled (AQ-45)."""
+        """Whether what the finish counts is in, and every datagram settled (AQ-45)."""
         return self.numbers.count == self._declared and (
             self.unreliable is None or self.unreliable.all_settled
         )

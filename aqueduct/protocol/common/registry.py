@@ -92,6 +92,11 @@ class Registry(ABC):
     def work_due(self, now: float) -> None:  # noqa: B027 - most have nothing
         """Does what is due, beside what halves owe."""
 
+    @property
+    def unsaid(self) -> bool:
+        """Whether something waits that a close lets out first."""
+        return self._shared.outgoing.waiting > 0
+
     @abstractmethod
     def write_closes(self) -> None:
         """What patient receivers owe leaves now."""
@@ -140,11 +145,11 @@ class Registry(ABC):
         return half.close() if isinstance(half, ReceiverHalf) else []
 
     def receiver_closed(self, half: ReceiverHalf) -> None:
-        """CLOSE_RECEIVER was sent for it."""
+        """It has closed, and said so, or will."""
         self._remove(half)
 
     def sender_closed(self, half: SenderHalf) -> None:
-        """CLOSE_RECEIVER came for it."""
+        """Its receiver has closed."""
         self._remove(half)
         if not half.accessible and half.links is not None and half.links.acked:
             self._pending_tables[half.channel] = half

@@ -48,6 +48,8 @@ class SendStreams(SendQueue):
         self._at_once = config.flow.wake_up
         self.stalled_beside = 0
         """Bytes of control frames that wait elsewhere, with what their streams weigh."""
+        self.waiting_beside = 0
+        """Streams that wait elsewhere."""
         self.goes_on = False
         """Whether more waiting streams are to be opened once others had their turn."""
 
@@ -123,7 +125,8 @@ class SendStreams(SendQueue):
         self.goes_on = False
         self.process.charge(-self.queued - self.retained)
         self.process = Account()
-        self.queued = self._control_queued = self._held_back = self.stalled_beside = 0
+        self.queued = self._control_queued = self._held_back = 0
+        self.stalled_beside = self.waiting_beside = 0
 
     def check_stalled(self) -> None:
         """Raises LimitExceeded if the peer lets too little of our acks and closes out."""
@@ -137,7 +140,8 @@ class SendStreams(SendQueue):
     @property
     def waiting(self) -> int:
         """Streams that wait above the transport."""
-        return len(self._control_waiting) + len(self._message_waiting) + self._held_back
+        waiting = len(self._control_waiting) + len(self._message_waiting)
+        return waiting + self._held_back + self.waiting_beside
 
     @property
     def open(self) -> int:

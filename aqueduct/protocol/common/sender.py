@@ -83,7 +83,7 @@ class SenderHalf(SenderBase):
         # links: SentLinks, once a message had attachments.
         # unordered: UnorderedStreams, once a message was UNORDERED.
         # streams_in: the peer's streams that are routed here: acks, and what it should not send.
-        # finish_waits: whether FINISH_SENDER is due once every message has its stream (AQ-34).
+        # finish_waits: whether the finish is to be said once every message has its stream (AQ-34).
 
     def describe(self) -> str:
         """The channel for people."""
@@ -165,11 +165,11 @@ class SenderHalf(SenderBase):
         return number
 
     def finish(self) -> None:
-        """Queues FINISH_SENDER behind everything sent (AQ-34)."""
+        """Queues the finish behind everything sent (AQ-34)."""
         if self.error is not None:
             raise self.error.with_traceback(None)  # or each use would lengthen it
         self._step(SenderInput.FINISH)
-        self.announce()  # before FINISH_SENDER, on the same stream (AQ-R17)
+        self.announce()  # before the finish, on the same stream (AQ-R17)
         self._writer.finish(self)
 
     def cancel(self) -> None:
@@ -185,7 +185,7 @@ class SenderHalf(SenderBase):
     # What the peer says
 
     def acked(self, ranges: bytes) -> list[int]:
-        """ACK_RELIABLE. Returns channels that became accessible by it (AQ-R27.3)."""
+        """Messages were acked. Returns channels that became accessible by it (AQ-R27.3)."""
         links: SentLinks | None = self.links
         if links is None:
             self.numbers.ack(ranges, False)
@@ -194,9 +194,14 @@ class SenderHalf(SenderBase):
         return links.reached(reached, self.accessible)
 
     def ack_nacked(self, ranges: bytes) -> tuple[list[int], list[int]]:
-        """ACK_NACK_UNRELIABLE. Returns (channels now accessible, channels lost) (AQ-R27.4)."""
+        """Datagrams were acked or nacked.
+
+        Returns (channels now accessible, channels lost) (AQ-R27.4).
+        """
         if self.unreliable is None:
-            raise SequenceError("ACK_NACK_UNRELIABLE for datagrams that were never sent (AQ-R15)")
+            raise SequenceError(
+                f"{self.describe()}: datagrams were acked or nacked, but none was sent (AQ-R15)"
+            )
         links = self.links
         told = links is not None and bool(links.unreliable)
         acked, nacked, missed = self.unreliable.ack_nack(ranges, told)
@@ -207,7 +212,7 @@ class SenderHalf(SenderBase):
         return links.reached(take_links(links.unreliable, acked), self.accessible), lost
 
     def receiver_closed(self) -> list[int]:
-        """CLOSE_RECEIVER: the rest is nacked (AQ-R19). Returns channels lost by it."""
+        """The receiver has closed: the rest is nacked (AQ-R19). Returns channels lost by it."""
         success = self.state is SenderState.FINISHED and not self.unsettled
         lost = self.links.take_unsettled() if self.links is not None else []
         self._step(SenderInput.CLOSE_RECEIVED)
@@ -217,7 +222,7 @@ class SenderHalf(SenderBase):
         return lost
 
     def lost(self) -> list[int]:
-        """FORGET_CHANNEL, or the cascade: everything attached is lost too (AQ-R27.5)."""
+        """The channel is lost, and everything attached to its messages (AQ-R27.5)."""
         links: list[int] = []
         if self.links is not None:
             links += self.links.take_unsettled()
@@ -265,7 +270,7 @@ class SenderHalf(SenderBase):
             self.stream_opened()
 
     def stream_opened(self) -> None:
-        """A message that waited has its stream: FINISH_SENDER may be due (AQ-34)."""
+        """A message that waited has its stream: the finish may be due (AQ-34)."""
         if self.finish_waits:
             self._writer.stream_opened(self)
 
@@ -275,7 +280,7 @@ class SenderHalf(SenderBase):
             self._writer.open(self)
 
     def announce(self) -> None:
-        """SENT_UNRELIABLE for what it is owed for (AQ-33)."""
+        """Tells how many datagrams were sent since the last time (AQ-33)."""
         if self.unreliable is None or self.state not in (SenderState.OPEN, SenderState.FINISHED):
             return
         if not self._writer.can_say(self):

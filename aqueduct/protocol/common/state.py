@@ -31,9 +31,9 @@ class SenderState(_Member):
     OPEN = auto()
     """Messages may be sent."""
     FINISHED = auto()
-    """FINISH_SENDER is queued or sent; the state stays until CLOSE_RECEIVER (AQ-R18)."""
+    """The finish is queued or sent; the state stays until the peer closes (AQ-R18)."""
     CANCELLED = auto()
-    """CANCEL_SENDER is sent; the state stays until CLOSE_RECEIVER (AQ-R18)."""
+    """The cancel is queued or sent; the state stays until the peer closes (AQ-R18)."""
     ENDED = auto()
     """Destroyed; the handle keeps its error."""
 
@@ -46,7 +46,7 @@ class SenderInput(_Member):
     CANCEL = auto()
     CLOSE_RECEIVED = auto()
     LOST = auto()
-    """FORGET_CHANNEL received, or the cascade of AQ-R27 reached it."""
+    """The peer said that it is lost, or the cascade of AQ-R27 reached it."""
     DISCONNECTED = auto()
 
 
@@ -56,9 +56,9 @@ class ReceiverState(_Member):
     OPEN = auto()
     """Messages arrive."""
     FINISHING = auto()
-    """FINISH_SENDER arrived before some of the messages that it counts (AQ-45)."""
+    """The finish arrived before some of the messages that it counts (AQ-45)."""
     CLOSED = auto()
-    """CLOSE_RECEIVER is sent and the protocol state destroyed; the queue may outlive it."""
+    """The close is said, or will be; the protocol state is destroyed, the queue may outlive it."""
 
 
 class ReceiverInput(_Member):
@@ -67,8 +67,10 @@ class ReceiverInput(_Member):
     MESSAGE = auto()
     FINISH = auto()
     COMPLETE = auto()
-    """Everything that FINISH_SENDER counts has arrived, or the one message of a oneshot."""
+    """Everything that the finish counts has arrived, or the one message of a oneshot."""
     CANCEL = auto()
+    RESET = auto()
+    """A cancel that may come behind FINISH: its control stream was reset (AQ0-31)."""
     CLOSE = auto()
     """The application closes."""
     LOST = auto()
@@ -111,6 +113,7 @@ RECEIVER: Final[dict[tuple[ReceiverState, ReceiverInput], ReceiverState | None]]
     (_R.OPEN, _J.FINISH): _R.FINISHING,
     (_R.OPEN, _J.COMPLETE): _R.CLOSED,
     (_R.OPEN, _J.CANCEL): _R.CLOSED,
+    (_R.OPEN, _J.RESET): _R.CLOSED,
     (_R.OPEN, _J.CLOSE): _R.CLOSED,
     (_R.OPEN, _J.LOST): _R.CLOSED,
     (_R.OPEN, _J.DISCONNECTED): _R.CLOSED,
@@ -118,6 +121,7 @@ RECEIVER: Final[dict[tuple[ReceiverState, ReceiverInput], ReceiverState | None]]
     (_R.FINISHING, _J.FINISH): None,
     (_R.FINISHING, _J.COMPLETE): _R.CLOSED,
     (_R.FINISHING, _J.CANCEL): None,
+    (_R.FINISHING, _J.RESET): _R.CLOSED,
     (_R.FINISHING, _J.CLOSE): _R.CLOSED,
     (_R.FINISHING, _J.LOST): _R.CLOSED,
     (_R.FINISHING, _J.DISCONNECTED): _R.CLOSED,
@@ -126,6 +130,7 @@ RECEIVER: Final[dict[tuple[ReceiverState, ReceiverInput], ReceiverState | None]]
     (_R.CLOSED, _J.FINISH): _R.CLOSED,
     (_R.CLOSED, _J.COMPLETE): _R.CLOSED,
     (_R.CLOSED, _J.CANCEL): _R.CLOSED,
+    (_R.CLOSED, _J.RESET): _R.CLOSED,
     (_R.CLOSED, _J.CLOSE): _R.CLOSED,
     (_R.CLOSED, _J.LOST): _R.CLOSED,
     (_R.CLOSED, _J.DISCONNECTED): _R.CLOSED,

@@ -44,9 +44,15 @@ class BidiStreams:
     never saw (AQ0-R5).
     """
 
-    def __init__(self, outgoing: SendStreams, channels: int) -> None:
-        """``channels``: Limits.channels. As many streams may be open whose channels have ended."""
+    def __init__(self, outgoing: SendStreams, channels: int, at_once: int) -> None:
+        """``channels``: Limits.channels. As many streams may be open whose channels have ended.
+
+        ``at_once``: how many that waited may open before others have their turn.
+        """
         self._outgoing = outgoing
+        self._at_once = at_once
+        self.goes_on = False
+        """Whether more waiting streams are to be opened once others had their turn."""
         self._channels = channels
         self._unended: set[int] = set()
         """Streams that this side has opened, and on which the peer has not ended its direction."""
@@ -59,9 +65,18 @@ class BidiStreams:
     def openable_changed(self, count: int) -> None:
         """The carrier can open ``count`` more, those in waiting effects included."""
         self._openable = count - self._opened_since
-        while self._waiting and self._openable > 0:
+        if not self.goes_on:
+            self.open_on()
+
+    def open_on(self) -> None:
+        """Opens streams that wait; ``goes_on``: the rest follows once others had their turn."""
+        left = self._at_once
+        while left and self._waiting and self._openable > 0:
+            left -= 1
             stream, waiting = self._waiting.popitem(last=False)
+            self._outgoing.waiting_beside -= 1
             self._begin(stream, waiting)
+        self.goes_on = bool(self._waiting) and self._openable > 0
 
     def effects_taken(self) -> None:
         """The carrier sees the effects so far before it counts again."""
@@ -80,6 +95,7 @@ class BidiStreams:
             self._begin(stream, waiting)
         else:
             self._waiting[stream] = waiting
+            self._outgoing.waiting_beside += 1
             self._weigh(waiting, size_of(frames))
         return stream
 
@@ -138,6 +154,7 @@ class BidiStreams:
         """The connection is over."""
         self._unended.clear()
         self._waiting.clear()
+        self.goes_on = False
         self._resets.clear()
         self.owners.clear()
 

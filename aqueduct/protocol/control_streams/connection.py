@@ -40,13 +40,13 @@ class ControlConnection(ConnectionCore):
         shared = ConnectionContext(
             config, 0 if is_client else 1, loopback=loopback, receiving=receiving, sending=sending
         )
-        self._bidi = bidi = BidiStreams(shared.outgoing, config.limits.channels)
+        self._bidi = bidi = BidiStreams(
+            shared.outgoing, config.limits.channels, config.flow.wake_up
+        )
         writer = ControlFrameWriter(shared.outgoing, bidi, header_blocks=header_blocks)
         registry = ControlRegistry(shared, writer)
         prelude = ControlPrelude(shared, registry, bidi)
-        reader = ControlDispatcher(
-            shared, registry, bidi, prelude, self._fail, header_blocks=header_blocks
-        )
+        reader = ControlDispatcher(shared, registry, bidi, prelude, header_blocks=header_blocks)
         prelude.open_gate = reader.open_gate
         super().__init__(shared, headers, registry, prelude, reader)
 
@@ -61,8 +61,21 @@ class ControlConnection(ConnectionCore):
     def bidi_openable_changed(self, count: int, now: float) -> None:
         """The carrier can open ``count`` more bidirectional streams."""
         self._shared.now = now
-        if self.error is None:
+        if self.error is None or self._closing is not None:
             self._bidi.openable_changed(count)
+            self._close_if_drained()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is more to do once others had their turn (Flow.wake_up)."""
+        return super().goes_on or self._bidi.goes_on
+
+    def handle_deadline(self, now: float) -> None:
+        """Does what is due."""
+        super().handle_deadline(now)
+        if self._bidi.goes_on:
+            self._bidi.open_on()
+            self._close_if_drained()
 
     def receive_stop(self, stream: int, code: int, now: float) -> None:
         """The peer reads no more of a stream of ours."""

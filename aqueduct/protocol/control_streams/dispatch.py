@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -15,16 +14,14 @@ from aqueduct._speedups.channels.frames import (
 )
 from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct._speedups.control_streams import control_frames as codec
-from aqueduct.errors import Cancelled, RemoteProtocolError, SequenceError
+from aqueduct.errors import RemoteProtocolError, SequenceError
 from aqueduct.protocol.common import effects
-from aqueduct.protocol.common.arrivals import Arrivals
 from aqueduct.protocol.common.context import ConnectionContext
+from aqueduct.protocol.common.dispatch import StreamDispatcher
 from aqueduct.protocol.common.effects import BIDI
-from aqueduct.protocol.common.endings import Endings
 from aqueduct.protocol.common.receiver import ReceiverHalf
 from aqueduct.protocol.common.sender import RESET_LOST, SenderHalf
-from aqueduct.protocol.common.stalls import StallWatch
-from aqueduct.protocol.common.state import ReceiverState
+from aqueduct.protocol.common.state import ReceiverInput
 from aqueduct.protocol.control_streams import ids
 from aqueduct.protocol.control_streams.bidi_streams import BidiStreams, is_mine
 from aqueduct.protocol.control_streams.prelude import ControlPrelude
@@ -34,7 +31,7 @@ from aqueduct.protocol.control_streams.registry import ControlRegistry
 __all__ = ["ControlDispatcher"]
 
 
-class ControlDispatcher:
+class ControlDispatcher(StreamDispatcher):
     """The streams of the peer, and what their frames mean."""
 
     def __init__(
@@ -43,29 +40,17 @@ class ControlDispatcher:
         registry: ControlRegistry,
         bidi: BidiStreams,
         prelude: ControlPrelude,
-        fail: Callable[[RemoteProtocolError], None],
         *,
         header_blocks: bool = False,
     ) -> None:
         """``header_blocks``: see ControlConnection."""
-        self._shared = shared
+        incoming = ControlRecvStreams(shared, self._decoder_of)
+        super().__init__(shared, registry, incoming, lose_dropped=True)
         self._registry = registry
         self._bidi = bidi
         self._prelude = prelude
-        self._fail = fail
         self._header_blocks = header_blocks
-        self._most = shared.config.flow.wake_up
-        self.gate_open = False
-        """Whether the peer's connection headers are in and accepted (AQ0-20, AQ0-R10)."""
-        self.incoming = ControlRecvStreams(shared, self._decoder_of)
-        self.inlet: Callable[[int], DirectRead | None] = self.incoming.inlet
-        self.endings = Endings(shared, registry, self._abandon, lose_dropped=True)
-        self.arrivals = Arrivals(shared, registry, self.endings, self.incoming, self.read)
-        self.stalls = StallWatch(shared, self.incoming, self.endings.close_receiver)
-        self._postponed: OrderedDict[ControlRecvStream, None] = OrderedDict()
-        """Streams that go on in the next turn: enough was worked on in this one."""
-        self._paused: dict[ControlRecvStream, None] = {}
-        """Streams that wait for the gate."""
+        self.inlet: Callable[[int], DirectRead | None] = incoming.inlet
         self._handlers: dict[type, Callable[[ControlRecvStream, Any], None]] = {
             Version: self._on_version,
             codec.ConnectionControl: self._on_connection_control,
@@ -142,55 +127,11 @@ class ControlDispatcher:
         else:
             self._give_up(stream, code)
 
-    def open_gate(self) -> None:
-        """The peer's connection headers are in and accepted: what waits for them is read."""
-        self.gate_open = True
-        paused, self._paused = self._paused, {}
-        for stream in self.incoming.streams.values():
-            stream.decoder.pause = False
-        try:
-            for stream in paused:
-                if stream.number in self.incoming.streams:
-                    self.incoming.unhold(stream)
-                    self.read(stream)
-            for data in self.arrivals.take_early():
-                self.feed_datagram(data)
-        except RemoteProtocolError as error:
-            self._fail(error)
-
-    def drain(self) -> None:
-        """The connection is over: messages that are here whole need no room any more."""
-        self._most = 1 << 62  # no other turn comes
-        self.read_on()
-        for stream in tuple(self.incoming.streams.values()):
-            while (head := stream.head) is not None and stream.decoder.buffered >= head.size:
-                assert stream.half is not None
-                queue = stream.half.queue
-                self._shared.admission.wait_no_more(queue, stream)  # type: ignore[arg-type]
-                stream.head = None
-                queue.charge(self._shared.admission.cost(head.size + head.overhead), 1)
-                self.arrivals.admitted(stream, head)
-                self.read(stream)
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether ``read_on`` is to be called once others had their turn."""
-        return self._shared.work >= max(1, self._most >> 3)
-
-    def read_on(self) -> None:
-        """Others had their turn: what was put off is read. Raises RemoteProtocolError."""
-        self._shared.work = 0
-        while self._postponed and self._shared.work < self._most:
-            stream, _ = self._postponed.popitem(last=False)
-            stream.postponed = False
-            self.incoming.unhold(stream)
-            self.read(stream)
-
     def read(self, stream: ControlRecvStream, frame: Any = None) -> None:
         """Reads what has come on a stream. Raises RemoteProtocolError."""
         shared, decoder = self._shared, stream.decoder
         while not stream.ignoring and stream.head is None:
-            if shared.work >= self._most:
+            if shared.work >= self.incoming.most:
                 stream.postponed = True
                 self._postponed[stream] = None
                 self.incoming.hold(stream)
@@ -227,14 +168,42 @@ class ControlDispatcher:
         else:
             self.incoming.credit(stream)
 
-    def clear(self) -> None:
-        """The connection is over."""
+    def linger(self) -> None:
+        """A close waits for what is to leave.
+
+        Halves that owe their last frame say it once the peer opens their control streams. Messages
+        are read no more.
+        """
+        control = {n: stream for n, stream in self.incoming.streams.items() if n >= BIDI}
         self.incoming.clear()
+        for number, stream in control.items():
+            self.incoming.streams[number] = stream
+            stream.weight = 0
+        for waiting in (self._paused, self._postponed):
+            for stream in [each for each in waiting if each.number < BIDI]:
+                del waiting[stream]
         self.arrivals.take_early()
         self.stalls.clear()
+        self._handlers = {
+            Version: self._on_version,
+            codec.ConnectionControl: self._on_late_headers,
+            codec.ChannelControl: self._on_late_control,
+        }
+
+    def feed_late(self, number: int, data: Any, fin: bool) -> None:
+        """More of a control stream; for a peer that breaks a rule nothing is waited for."""
+        if number < BIDI:
+            return
+        try:
+            self.feed(number, data, fin)
+        except RemoteProtocolError:
+            self._registry.clear()
+
+    def clear(self) -> None:
+        """The connection is over."""
+        super().clear()
         self._bidi.clear()
-        self._paused.clear()
-        self._postponed.clear()
+        self._registry.clear()
 
     # Streams
 
@@ -264,7 +233,7 @@ class ControlDispatcher:
         return self._decoder("answer", -1 if owner is None else owner.channel)
 
     def _opened(self, number: int) -> ControlRecvStream:
-        stream = self.incoming.opened(number)
+        stream: ControlRecvStream = self.incoming.opened(number)
         if number >= BIDI and is_mine(number):
             stream.owner = self._bidi.owners.pop(number, None)
         return stream
@@ -315,10 +284,8 @@ class ControlDispatcher:
         if waited:
             stream.postponed = True  # the rest is read in a turn of its own
             self._postponed[stream] = None
-            self._shared.work = max(self._shared.work, self._most)
 
     def _control_reset(self, half: SenderHalf | ReceiverHalf, code: int) -> None:
-        alive = half.error is None
         if code == RESET_LOST:
             if self._registry.live(half.channel) is half:
                 self.endings.forgotten(half)
@@ -327,11 +294,8 @@ class ControlDispatcher:
         elif isinstance(half, SenderHalf):
             if self._registry.live(half.channel) is half:
                 self.endings.receiver_closed(half)
-        elif alive and half.state is ReceiverState.FINISHING:
-            # FinishSender is the last frame, and a reset may still follow it (AQ0-14, AQ0-31).
-            self.endings.close_receiver(half, Cancelled("the peer cancelled the channel"))
-        elif alive:
-            self.endings.cancel(half)
+        elif half.error is None:
+            self.endings.cancel(half, ReceiverInput.RESET)
 
     # Frames
 
@@ -347,6 +311,17 @@ class ControlDispatcher:
         self, stream: ControlRecvStream, frame: codec.ConnectionControl
     ) -> None:
         self._prelude.received(stream.number, frame.headers)
+
+    def _on_late_headers(self, stream: ControlRecvStream, frame: codec.ConnectionControl) -> None:
+        """The user of a connection that closes does not care for them."""
+        self.open_gate()
+
+    def _on_late_control(self, stream: ControlRecvStream, frame: codec.ChannelControl) -> None:
+        """Other halves ended with the connection, so they are not told lost."""
+        if self._registry.owes(frame.channel):
+            self._on_channel_control(stream, frame)
+        else:
+            stream.ignoring = True
 
     def _on_channel_control(self, stream: ControlRecvStream, frame: codec.ChannelControl) -> None:
         self._shared.work += 1

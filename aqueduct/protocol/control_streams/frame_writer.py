@@ -66,7 +66,11 @@ class ControlFrameWriter:
             self._bidi.reset(half.control, RESET_CANCELLED)
             return
         half.announce()
-        if half.state is SenderState.FINISHED:
+        if half.state is SenderState.ENDED:  # its connection closes, and waits for this
+            count = half.unreliable.take_announcement() if half.unreliable is not None else 0
+            if count:
+                self.announce(half, count)
+        if half.state is not SenderState.OPEN:
             self._say_finish(half)
 
     # Of a sender

@@ -91,6 +91,8 @@ class ControlRecvStreams:
         self._step = max(1, flow.streams // 32)
         self._most_weight = flow.receive_budget + shared.config.limits.frame_bytes
         self.streams: dict[int, ControlRecvStream] = {}
+        self.most = flow.wake_up
+        """What is worked on before others have their turn."""
         self.held = 0
         """Streams that have ended and whose bytes still wait here."""
 

@@ -10,6 +10,7 @@ from aqueduct.errors import ConnectionLost, LocalProtocolError, SequenceError
 from aqueduct.protocol.common.context import ConnectionContext
 from aqueduct.protocol.common.receiver import ReceiverHalf
 from aqueduct.protocol.common.registry import Attach, Half, Registry
+from aqueduct.protocol.common.state import SenderState
 from aqueduct.protocol.control_streams import ids
 from aqueduct.protocol.control_streams.frame_writer import ControlFrameWriter
 
@@ -24,8 +25,9 @@ class ControlRegistry(Registry):
         self._frames = writer
         self._next = dict.fromkeys(range(8), 0)
         self._next[ids.ENTRYPOINT] = 1  # index 0 is the entrypoint
-        self._unattached: dict[int, ReceiverHalf] = {}
-        """Receivers of ours that ended before the peer opened their control stream (AQ0-29)."""
+        self._unattached: dict[int, Half] = {}
+        """Halves that ended before the peer opened their control stream, and owe their last frame:
+        receivers of ours (AQ0-29), and while a close waits, senders that had finished (AQ0-27)."""
         self._attached.add(ids.ENTRYPOINT)
         self.entrypoint = self._make(ids.ENTRYPOINT, accessible=True, given=True, assured=True)
 
@@ -98,10 +100,28 @@ class ControlRegistry(Registry):
         if half.control is None and self.created_here(half.channel):
             self._unattached[half.channel] = half
 
-    def disconnect(self, error: ConnectionLost, *, draining: bool) -> None:
-        """Every handle reads ``error``."""
-        super().disconnect(error, draining=draining)
+    def clear(self) -> None:
+        """What halves that have ended still owe is owed no more."""
         self._unattached.clear()
+
+    def owes(self, channel: int) -> bool:
+        """Whether a half that has ended waits for its control stream."""
+        return channel in self._unattached
+
+    @property
+    def unsaid(self) -> bool:
+        """Whether streams wait, or a half owes its last frame until its control stream is there."""
+        waits = super().unsaid or bool(self._unattached)
+        return waits or any(map(_owes_finish, self._live.values()))
+
+    def disconnect(self, error: ConnectionLost, *, draining: bool) -> None:
+        """Every handle reads ``error``; if it drains, what is ``unsaid`` still goes out."""
+        finished = {half.channel: half for half in self._live.values() if _owes_finish(half)}
+        super().disconnect(error, draining=draining)
+        if draining:
+            self._unattached.update(finished)
+        else:
+            self._unattached.clear()
 
     def tell_lost(self, channel: int, half: Half | None) -> None:
         """ClosedChannelLost, for a half that has ceased (AQ0-33); others reset their stream.
@@ -142,3 +162,7 @@ class ControlRegistry(Registry):
     def _check_handed_out(self, channel: int) -> None:
         if ids.index(channel) >= self._next[ids.space(channel)]:
             raise SequenceError(f"{ids.describe(channel)} was never created here (AQ0-R14)")
+
+
+def _owes_finish(half: Half) -> bool:
+    return half.control is None and half.state is SenderState.FINISHED

@@ -1,4 +1,4 @@
-"""A peer that misbehaves, and what it costs: memory and work of the core under attack.
+"""A peer that misbehaves, to a core that a test watches.
 
 It is bounded as any peer is by the carrier below: by the windows of its streams and by the stream
 slots that it was given. What it does within them is its own.
@@ -6,10 +6,6 @@ slots that it was given. What it does within them is its own.
 
 from __future__ import annotations
 
-import sys
-import tracemalloc
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from aqueduct._speedups import channels as codec
@@ -20,7 +16,7 @@ from aqueduct.protocol.common.events import HeadersReceived
 from aqueduct.protocol.common.receiver import ReceiverHalf
 from aqueduct.protocol.common.sender import SenderHalf
 
-__all__ = ["ENTRY", "Attacker", "Cost", "cost_of", "frames", "message"]
+__all__ = ["ENTRY", "Attacker", "frames", "message"]
 
 ENTRY = codec.encode_route_to(0)
 
@@ -186,43 +182,3 @@ class Attacker:
                 self.stopped.add(effect[1])
             elif kind == effects.CLOSE and self.close_code is None:
                 self.close_code = effect[1]
-
-
-@dataclass
-class Cost:
-    """What a trick cost the core, and the attacker's end of it."""
-
-    attacker: Attacker
-    peak: int
-    """The most memory that was taken meanwhile, bytes."""
-    kept: int
-    """What of it stayed."""
-    calls: int
-    """Calls of functions, in Python and in the compiled modules."""
-
-
-def cost_of(trick: Callable[[Attacker, int], None], make: Callable[[], Attacker], n: int) -> Cost:
-    """Plays a trick of size ``n``, twice: once for the memory, once for the work."""
-    attacker = make()
-    tracemalloc.start()
-    try:
-        tracemalloc.reset_peak()
-        before = tracemalloc.get_traced_memory()[0]
-        trick(attacker, n)
-        after, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    calls = 0
-
-    def count(frame: Any, event: str, argument: Any) -> None:
-        nonlocal calls
-        if event in ("call", "c_call"):
-            calls += 1
-
-    again = make()
-    sys.setprofile(count)
-    try:
-        trick(again, n)
-    finally:
-        sys.setprofile(None)
-    return Cost(attacker, peak - before, after - before, calls)

@@ -59,6 +59,25 @@ def test_a_close_lets_out_what_waits_above_the_transport() -> None:
 
 
 @pytest.mark.requirement("AQ-R32")
+def test_a_close_opens_the_streams_that_wait_in_turns() -> None:
+    flow = Flow(streams=8, unordered_streams=100, wake_up=1)
+    pair = Pair(dataclasses.replace(DEFAULT, flow=flow))
+    core = pair.client.core
+    for index in range(40):
+        pair.client.send(pair.sender, b"%d" % index, mode=Mode.UNORDERED)
+    assert core.snapshot()["streams_waiting"] > 20
+    close(pair.client)
+    core.openable_changed(100, pair.now)
+    steps = [len(core.effects_to_apply())]
+    while core.goes_on:
+        assert core.next_deadline() == pair.now
+        core.handle_deadline(pair.now)
+        steps.append(len(core.effects_to_apply()))
+    assert core.snapshot()["streams_waiting"] == 0
+    assert max(steps) <= 2 and core.next_deadline() is None
+
+
+@pytest.mark.requirement("AQ-R32")
 def test_a_close_that_cannot_let_everything_out_ends_in_time() -> None:
     pair = Pair(few_streams())
     pair.server.hold = 1000  # no slot returns

@@ -329,6 +329,15 @@ def test_what_waited_is_held_to_the_rules(carrier: str) -> None:
 
 
 @requirement("AQ-30")
+def test_a_violation_behind_the_gate_stops_what_opened_it() -> None:
+    peer = fresh("server")
+    peer.say(VERSION, route(11), message(0), message(0))
+    peer.say(VERSION, HEADERS, route(19), message(0))
+    assert peer.closed_with == 2
+    assert peer.core.channels == 0
+
+
+@requirement("AQ-30")
 @requirement("AQ-R10")
 def test_a_client_waits_for_the_servers_headers_too() -> None:
     peer = fresh("server")

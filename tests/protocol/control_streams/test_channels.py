@@ -457,7 +457,8 @@ def test_a_negative_range_over_what_was_acked_is_ignored() -> None:
     lone.on(control, codec.encode_control_acks((1,)))
     lone.on(control, codec.encode_control_close((0, 1, 1)), fin=True)
     assert lone.code is None
-    assert inner.half is not None and inner.half.error is None and inner.half.accessible  # type: ignore[union-attr]
+    assert isinstance(inner.half, SenderHalf)
+    assert inner.half.error is None and inner.half.accessible
 
 
 @pytest.mark.requirement("AQ0-30")
@@ -532,12 +533,17 @@ def test_a_cancelled_receiver_drops_what_was_not_taken() -> None:
 @pytest.mark.requirement("AQ0-14")
 def test_a_cancel_may_follow_a_finish() -> None:
     lone = Lone("server")
-    lone.say(message(0, 0, b"dropped"))
-    lone.on(mine(0), codec.encode_control_finish(2))
+    lone.say(message(0, 0, b"taken"))
+    assert lone.take(lone.receiver) is not None
+    lone.say(message(0, 1, b"dropped", [1]))
+    lone.on(mine(0), codec.encode_control_finish(3))
     lone.reset(mine(0), 1)
     assert lone.code is None and isinstance(lone.receiver.error, Cancelled)
     assert lone.take(lone.receiver) is None
-    assert lone.end(mine(0)) == "fin" and lone.core.channels == 0
+    # What was dropped is not acked (AQ0-R1), and its sender is cancelled.
+    assert lone.frames(mine(0)) == [codec.ChannelControl(0), codec.ControlClose((1,))]
+    assert lone.end(mine(0)) == "fin" and lone.core.channels == 1
+    assert lone.end(mine(1)) == 1
 
 
 @pytest.mark.requirement("AQ0-R5")

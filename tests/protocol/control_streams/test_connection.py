@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from aqueduct._speedups.channels.encoder import VERSION
-from aqueduct._speedups.channels.frames import Version
+from aqueduct._speedups.channels.frames import FinishSender, Version
 from aqueduct._speedups.control_streams import control_frames as codec
-from aqueduct.errors import LocalProtocolError
+from aqueduct.config import DEFAULT
+from aqueduct.errors import ConnectionLost, Finished, LocalProtocolError
 from aqueduct.protocol.common import effects
-from aqueduct.protocol.common.events import HeadersReceived
+from aqueduct.protocol.common.events import Closed, HeadersReceived
 from aqueduct.protocol.common.sender import Mode
+from aqueduct.protocol.common.state import SenderState
 from tests.protocol.control_streams.lone import GREETING, Lone, message, mine, peers
-from tests.protocol.control_streams.pair import Pair, attach
+from tests.protocol.control_streams.pair import Pair, Side, attach
 
 
 @pytest.mark.requirement("AQ0-1")
@@ -113,6 +118,17 @@ def test_a_client_holds_back_what_overtakes_the_headers() -> None:
     assert sorted(bytes(each.payload) for each in got if each) == [b"early", b"loose"]
     lone.close(half)
     assert lone.frames(number) == [codec.ControlAckNacks((1,)), codec.ControlClose((1,))]
+
+
+@pytest.mark.requirement("AQ0-35")
+def test_a_violation_behind_the_gate_stops_what_opened_it() -> None:
+    lone = Lone(greet=False)
+    lone.say(message(2, 0))  # the client never created this channel
+    headers = codec.encode_connection_control([(b"k", bytes(40 << 10))])
+    lone.on(mine(0), VERSION, headers)
+    assert lone.code == 2
+    # No credit is given for the headers, and nothing else is said.
+    assert lone.applied[-1][0] == effects.CLOSE
 
 
 @pytest.mark.requirement("AQ0-R10")
@@ -284,3 +300,131 @@ def test_messages_have_no_headers() -> None:
     with pytest.raises(LocalProtocolError, match="no headers"):
         lone.send(lone.sender, b"", headers=((b"k", b"v"),), mode=Mode.UNRELIABLE)
     assert lone.send(lone.sender, b"") == 0
+
+
+# ------------------------------------------------------------ a close lets out what was sent
+
+
+def close(side: Side) -> None:
+    side.core.close(0, "bye", side.pair.now)
+    side.flush()
+
+
+@pytest.mark.requirement("AQ0-27")
+@pytest.mark.requirement("AQ0-R16")
+@pytest.mark.parametrize("mode", [Mode.ORDERED, Mode.UNRELIABLE])
+def test_a_close_says_a_finish_that_waits_for_its_control_stream(mode: Mode) -> None:
+    pair = Pair()
+    made = attach(keep_sender=True)
+    pair.client.send(pair.sender, b"", made)
+    pair.client.send(made.half, b"first", mode=mode)
+    pair.client.finish(made.half)
+    close(pair.client)
+    # For its own user the connection is over at once.
+    assert isinstance(pair.client.ended, ConnectionLost) and pair.client.closed is None
+    pair.run()
+    assert pair.client.closed == (0, "bye")
+    (carrier,) = pair.server.take_all(pair.receiver)
+    half: Any = carrier.attachments[0][0]
+    assert [bytes(each.payload) for each in pair.server.take_all(half)] == [b"first"]
+    pair.advance(2)  # datagrams are settled in time
+    assert isinstance(half.error, Finished)
+    assert pair.client.core.channels == 0
+
+
+@pytest.mark.requirement("AQ0-27")
+@pytest.mark.requirement("AQ0-R13")
+def test_a_close_before_the_headers_are_answered_finishes_the_entrypoint() -> None:
+    pair = Pair(connect=False)
+    pair.client.send(pair.sender, b"only")
+    pair.client.finish(pair.sender)
+    close(pair.client)
+    pair.run()
+    assert [bytes(each.payload) for each in pair.server.take_all(pair.receiver)] == [b"only"]
+    assert isinstance(pair.receiver.error, Finished)
+    assert pair.client.closed == (0, "bye")
+    assert isinstance(pair.client.events[-1], Closed)
+
+
+@pytest.mark.requirement("AQ0-29")
+def test_a_close_says_the_end_of_a_receiver_that_waits_for_its_control_stream() -> None:
+    pair = Pair()
+    made = attach(keep_sender=False, is_oneshot=True)
+    pair.held.add(mine(1))  # the server's control stream of the channel
+    pair.client.send(pair.sender, b"", made)
+    pair.run()
+    (carrier,) = pair.server.take_all(pair.receiver)
+    sender: Any = carrier.attachments[0][0]
+    pair.server.send(sender, b"answer")
+    pair.run()
+    assert [bytes(each.payload) for each in pair.client.take_all(made.half)] == [b"answer"]
+    close(pair.client)
+    pair.run()
+    assert sender.error is None and pair.client.closed is None
+    pair.held.clear()
+    pair.run()
+    assert sender.state is SenderState.ENDED and sender.error is None
+    assert pair.client.closed == (0, "bye")
+
+
+@pytest.mark.requirement("AQ0-27")
+def test_a_close_waits_for_slots_of_control_streams() -> None:
+    lone = Lone("server", bidi_slots=1)
+    lone.say(message(0, 0, b"", [1]))
+    got = lone.take(lone.receiver)
+    assert got is not None
+    sender: Any = got.attachments[0][0]
+    lone.send(sender, b"x")
+    lone.finish(sender)
+    lone.core.close(0, "bye", 0.0)
+    lone.apply()
+    assert lone.code is None
+    lone.core.bidi_openable_changed(1, 0.0)
+    lone.apply()
+    assert lone.frames(mine(1)) == [codec.ChannelControl(1), FinishSender(1)]
+    assert lone.code == 0 and lone.core.next_deadline() is None
+
+
+@pytest.mark.requirement("AQ0-27")
+@pytest.mark.parametrize("how", ["waits", "breaks a rule", "is lost"])
+def test_a_close_ends_in_time_whatever_the_peer_does(how: str) -> None:
+    lone = Lone()
+    made = lone.create(keep_sender=True)
+    control = lone.control(0)
+    lone.finish(made)
+    other = lone.create(keep_sender=False)
+    lone.core.close(0, "bye", 0.0)
+    lone.apply()
+    # A half that ended with the connection is not lost, so its control stream is not reset.
+    assert lone.end(lone.control(other.channel)) is None
+    assert lone.code is None and lone.core.next_deadline() == DEFAULT.timing.close_linger
+    if how == "waits":
+        lone.say(message(made.channel ^ 3, 0))  # messages are read no more
+        lone.wait(DEFAULT.timing.close_linger)
+    elif how == "breaks a rule":
+        lone.on(control, b"\xff")
+    else:
+        lone.core.connection_lost(ConnectionLost("the network is gone"))
+    assert lone.code == (None if how == "is lost" else 0)
+    assert lone.core.channels == 0 and lone.core.next_deadline() is None
+
+
+@pytest.mark.requirement("AQ0-R3")
+def test_streams_that_wait_for_a_slot_are_counted_and_open_in_turns() -> None:
+    lone = Lone("server", replace(DEFAULT, flow=replace(DEFAULT.flow, wake_up=100)), bidi_slots=1)
+    for number in range(1000):
+        lone.say(message(0, number, b"", [1 | number << 3]))
+    while lone.core.goes_on:
+        lone.core.handle_deadline(0.0)
+    assert lone.core.snapshot()["streams_waiting"] == 1000
+    assert lone.core.view(0).streams_waiting == 1000
+    lone.applied.clear()
+    lone.core.bidi_openable_changed(1 << 20, 0.0)
+    steps = []
+    while True:
+        steps.append(sum(e[0] == effects.WRITE for e in lone.core.effects_to_apply()))
+        if not lone.core.goes_on:
+            break
+        lone.core.handle_deadline(0.0)
+    assert max(steps) <= 100 and sum(steps) == 1000
+    assert lone.core.snapshot()["streams_waiting"] == 0
