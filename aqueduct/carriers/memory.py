@@ -219,6 +219,7 @@ class MemoryCarrier:
 
     scheme = "memory"
     loopback = False
+    early = False
     suspended = False
     resumes = 0
     peer_certificate_fingerprint = None

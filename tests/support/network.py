@@ -215,6 +215,7 @@ class NetworkCarrier:
     scheme = "network"
     bidi = False
     loopback = False
+    early = False
     suspended = False
     resumes = 0
     peer_certificate_fingerprint = None

@@ -63,7 +63,12 @@ class Side:
     # CarrierUser
 
     def connected(self) -> None:
-        self.core.start(self.pair.now, self.carrier.datagram_limit)
+        self.core.start(self.pair.now, self.carrier.datagram_limit, self.carrier.early)
+        self.openable_changed()
+        self.core.datagram_room_changed(self.carrier.datagram_room, self.pair.now)
+
+    def early_decided(self, accepted: bool) -> None:
+        self.core.early_decided(accepted, self.pair.now)
         self.openable_changed()
         self.core.datagram_room_changed(self.carrier.datagram_room, self.pair.now)
 

@@ -58,6 +58,7 @@ class QuicCarrier:
     """One connection. See ``aqueduct.carriers.contract.Carrier`` for what the methods promise."""
 
     scheme = "aqueduct"
+    early = False
     suspended = False
 
     def __init__(

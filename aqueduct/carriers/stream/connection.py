@@ -114,6 +114,8 @@ class StreamCarrier:
     user. The carrier itself sees to the handshakes, the silence of the peer, and the close.
     """
 
+    early = False
+
     def __init__(
         self,
         sock: socket.socket,

@@ -43,13 +43,13 @@ class ControlConnection(ConnectionCore):
         prelude.open_gate = reader.open_gate
         super().__init__(shared, headers, registry, prelude, reader)
 
-    def start(self, now: float, datagram_limit: int = 0) -> None:
+    def start(self, now: float, datagram_limit: int = 0, early: bool = False) -> None:
         """The transport is up. Without datagrams the draft does not work (AQ0-1)."""
         if not datagram_limit and self.error is None:
             self._shared.now = now
             self._fail(NoDatagrams("the transport has no datagrams, which the draft needs (AQ0-1)"))
             return
-        super().start(now, datagram_limit)
+        super().start(now, datagram_limit, early)
 
     def bidi_openable_changed(self, count: int, now: float) -> None:
         """The carrier can open ``count`` more bidirectional streams."""
