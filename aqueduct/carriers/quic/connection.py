@@ -58,7 +58,6 @@ class QuicCarrier:
     """One connection. See ``aqueduct.carriers.contract.Carrier`` for what the methods promise."""
 
     scheme = "aqueduct"
-    early = False
     suspended = False
 
     def __init__(
@@ -72,6 +71,7 @@ class QuicCarrier:
         config: Config,
     ) -> None:
         self.is_client = is_client
+        self.early = False
         self.bidi = False
         self.loopback = False
         self.resumes = 0
