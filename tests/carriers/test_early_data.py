@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import random
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from aioquic.asyncio.client import connect
+from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.packet import QuicFrameType, QuicPacketType
 from aioquic.tls import Epoch
 
@@ -23,7 +27,7 @@ from aqueduct.carriers.quic.tickets import TicketStore
 from aqueduct.carriers.quic.tls import client_configuration
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint.server import bind
-from aqueduct.errors import ConfigError
+from aqueduct.errors import ConfigError, LocalProtocolError
 from tests.carriers.relay import Relay
 from tests.carriers.users import DEADLINE, OVER, TLS, Recorder, met, timing
 
@@ -45,9 +49,12 @@ class EarlyUser(Recorder):
         super().__init__(carrier, config)
         self.began_early = False
         self.decisions: list[bool] = []
+        self.windows: list[dict[str, Any]] = []
+        """Snapshots of before early data and of the decision on it."""
 
     def connected(self) -> None:
         self.began_early = self.carrier.early
+        self.windows.append(self.carrier.snapshot())
         super().connected()
 
     def early_decided(self, accepted: bool) -> None:
@@ -55,6 +62,7 @@ class EarlyUser(Recorder):
         self._check(self.began_early and not self.carrier.early, "a decision about nothing")
         self._check(not self.data, "data before the decision")
         self.decisions.append(accepted)
+        self.windows.append(self.carrier.snapshot())
         self._check(len(self.decisions) == 1, "decided twice")
 
 
@@ -64,6 +72,8 @@ class Gate(Relay):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.shut = False
+        self.deaf = False
+        """Whether clients hear nothing."""
         self.answered = False
         self.flight: list[bytes] = []
         """What came from clients before the first answer."""
@@ -71,6 +81,8 @@ class Gate(Relay):
     def _pass(self, way: str, data: bytes, send: Callable[[bytes], Any]) -> None:
         if way == "down":
             self.answered = True
+            if self.deaf:
+                return
         elif not self.answered:
             self.flight.append(data)
         elif self.shut:
@@ -328,6 +340,9 @@ async def test_a_ticket_that_comes_again_is_refused_and_all_arrives_once(
         await user.until(lambda: user.decisions == [False])
         assert (user.carrier.openable, user.carrier.bidi_openable) == limits
         # The streams are gone; nothing that is said of them does any harm.
+        for stream in (MINE, 0):
+            with pytest.raises(LocalProtocolError, match=f"stream {stream} ended"):
+                user.carrier.write(stream, [b"more"], False)
         user.carrier.stop(MINE, 1)
         user.carrier.credit(MINE, 1 << 20)
         user.carrier.reset(MINE, 1)
@@ -378,6 +393,78 @@ async def test_stops_and_resets_name_the_streams_of_after_the_rejection(
         server.carrier.reset(THEIRS, 9)
         server.carrier.flush()
         await user.until(lambda: user.stops == {1: 7, late: 8} and user.resets == {late: 9})
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("accepted", [True, False])
+async def test_all_arrives_once_where_packets_are_lost(
+    accepted: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user writes what was rejected again, as the core does."""
+    if not accepted:
+        monkeypatch.setattr(CONNECT, "STORE", Again())
+    relay = Relay(seed=seed, delay=0.002)
+    chance = random.Random(seed)
+    async with scene(relay=relay) as here:
+        await here.ticket()
+        if not accepted:
+            await (await here.client()).until(lambda: len(here.accepted) == 2)
+        count = len(here.accepted) + 1
+        relay._drop = relay._reorder = relay._duplicate = 0.1
+        user = await here.client()
+        assert user.began_early
+        early = [chance.randbytes(chance.randrange(1, 4000)) for _ in range(6)]
+        late = [chance.randbytes(chance.randrange(1, 4000)) for _ in range(6)]
+        for number, data in enumerate(early):
+            user.carrier.write(number, [data], True)
+        user.carrier.write(MINE, [b"control"], False)
+        user.carrier.flush()
+        await user.until(lambda: user.decisions == [accepted])
+        again = [] if accepted else early
+        for number, data in enumerate((*again, *late), len(early)):
+            user.carrier.write(number, [data], True)
+        control = MINE if accepted else MINE | 1 << 1
+        user.carrier.write(control, [b" ended" if accepted else b"control ended"], True)
+        user.carrier.flush()
+        server = await here.server(count)
+        await server.until_ended(*range(12), THEIRS)
+        expected = {**dict(enumerate((*early, *late))), THEIRS: b"control ended"}
+        assert {number: bytes(data) for number, data in server.data.items()} == expected
+        server.carrier.write(THEIRS, [b"answer"], True)
+        server.carrier.flush()
+        await user.until_ended(control)
+        assert len(here.accepted) == count
+
+
+async def test_what_was_rejected_takes_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than may be under way at first, so some of it has not left."""
+    monkeypatch.setattr(CONNECT, "STORE", Again())
+    size = 1 << 20
+    async with scene() as here:
+        await here.ticket()
+        await here.client()
+        user = await here.client()
+        promised = user.carrier._quic._promised  # type: ignore[attr-defined]
+        user.carrier.write(MINE, [b"early"], False)
+        user.credit(MINE, 1 << 24)
+        for _ in range(50):
+            assert user.carrier.send_datagram(b"d" * 1000)
+        user.send(0, b"m" * 20_000, fin=True)
+        await user.until(lambda: user.decisions == [False])
+        before, then = user.windows
+        assert then["in_flight"] < 5000
+        assert then["queued"] == 0
+        assert then["may_send"] == before["may_send"]
+        assert user.carrier._quic._promised == promised  # type: ignore[attr-defined]
+        late = MINE | 1 << 1
+        user.send(late, b"late")
+        server = await here.server(3)
+        await server.until(lambda: THEIRS in server.data)
+        server.send(THEIRS, b"x" * size, fin=True)  # more than the first window
+        await user.until_ended(late)
+        assert user.total == size
+        assert server.datagrams == []
+        assert server.data == {THEIRS: b"late"}
 
 
 async def test_a_first_flight_that_comes_again_is_not_read_again(
@@ -438,6 +525,30 @@ async def test_what_was_read_in_a_broken_handshake_is_not_read_in_another() -> N
         await user.until(lambda: user.lost)
         assert len(here.accepted) == 3
         assert here.door.connections == 0
+
+
+async def test_a_client_that_gives_up_leaves_nothing_to_be_read_again() -> None:
+    gate = Gate()
+    async with scene(relay=gate) as here:
+        await here.ticket()
+        gate.answered, gate.deaf = False, True
+        gate.flight.clear()
+        user = await here.client()
+        user.send(0, b"message", fin=True)
+        server = await here.server(2)
+        await server.until_ended(0)
+        flight = list(gate.flight)
+        user.carrier.abandon(OVER)  # type: ignore[attr-defined]
+        await server.until(lambda: server.lost)
+        assert not user.decisions
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.connect(("127.0.0.1", here.port))
+            for data in flight:
+                sock.send(data)
+            gate.deaf = False
+            await here.ticket(tls=quic.ClientTls(verify=False))
+        assert here.door.connections == 0
+        assert len(here.accepted) == 3
 
 
 async def test_a_full_record_forgets_the_oldest_ticket() -> None:
@@ -501,6 +612,34 @@ async def test_connections_without_bidirectional_streams_have_no_tickets(
         assert len(store) == 0
 
 
+async def test_tickets_of_clients_without_bidirectional_streams_are_none() -> None:
+    """Of another program, which asks for tickets, and shows one of a client that has them."""
+    async with scene() as here:
+        await here.ticket()
+        assert here.door._tickets is not None
+        (ticket,) = (one for one, _ in here.door._tickets._out.values())
+        ticket = dataclasses.replace(ticket, server_name="localhost")
+        for offered in (None, ticket):
+            given: list[Any] = []
+            configuration = QuicConfiguration(
+                is_client=True,
+                alpn_protocols=["aqueduct"],
+                verify_mode=ssl.CERT_NONE,
+                server_name="localhost",
+                session_ticket=offered,
+            )
+            async with connect(
+                "127.0.0.1",
+                here.port,
+                configuration=configuration,
+                session_ticket_handler=given.append,
+            ) as client:
+                await client.ping()
+                await met(lambda: given)  # noqa: B023
+                assert not client._quic.tls.session_resumed
+            assert len(here.door._tickets) == 1
+
+
 async def test_several_workers_take_no_early_data() -> None:
     address = Address.parse(f"aqueduct://127.0.0.1:0?{ON}")
     for binding in (quic.bind(address, 2), bind([address], 2)):
@@ -545,6 +684,21 @@ async def test_a_server_with_another_certificate_gets_nothing() -> None:
         assert all(server.data == {} for server in here.accepted)
 
 
+async def test_a_server_with_another_certificate_that_is_trusted_has_a_name_of_its_own() -> None:
+    trusting = quic.ClientTls(verify=False)
+    async with scene() as here:
+        here.target = Address.parse(f"aqueduct://127.0.0.1:{here.port}?{ON}")
+        await here.ticket(tls=trusting)
+        target, port = here.target, here.port
+    other = quic.dev_certificate()
+    async with scene(port=port, tls=other) as here:
+        here.target = target
+        user = await here.client(tls=trusting)
+        assert user.carrier.peer_certificate_fingerprint == TLS.fingerprint
+        await user.until(lambda: user.decisions == [False])
+        assert user.carrier.peer_certificate_fingerprint == other.fingerprint
+
+
 async def test_certificates_of_a_ticket_are_checked_again(
     store: TicketStore,
 ) -> None:
@@ -563,7 +717,9 @@ async def test_certificates_of_a_ticket_are_checked_again(
 # ------------------------------------------------------------------------- failures
 
 
-async def test_nobody_at_the_port_any_more() -> None:
+async def test_nobody_at_the_port_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first refusal is enough, as in any handshake."""
+    monkeypatch.setattr(CONNECT, "_REFUSED", 1000)
     async with scene() as here:
         await here.ticket()
     user = await here.client()
@@ -599,13 +755,14 @@ async def test_a_listener_that_closes_leaves_early_connections_alone() -> None:
         await server.until_ended(1)
 
 
-async def test_a_close_right_away_brings_its_code_and_what_was_written() -> None:
+@pytest.mark.parametrize("linger", [0.0, DEADLINE])
+async def test_a_close_right_away_brings_its_code_and_what_was_written(linger: float) -> None:
     async with scene() as here:
         await here.ticket()
         user = await here.client()
         assert user.carrier.early
         user.send(0, b"message", fin=True)
-        user.carrier.close(5, "enough", linger=DEADLINE)
+        user.carrier.close(5, "enough", linger=linger)
         server = await here.server(2)
         await server.until(lambda: server.lost)
         assert server.data == {0: b"message"}
