@@ -8,8 +8,7 @@ import dataclasses
 import random
 import socket
 import ssl
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -28,6 +27,7 @@ from aqueduct.carriers.quic.tls import client_configuration
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint.server import bind
 from aqueduct.errors import ConfigError, LocalProtocolError
+from tests.carriers.early import CONNECT, Again, Gate
 from tests.carriers.relay import Relay
 from tests.carriers.users import DEADLINE, OVER, TLS, Recorder, met, timing
 
@@ -35,7 +35,6 @@ ON = "dialect=control-streams&early_data=on"
 OFF = "dialect=control-streams"
 MINE, THEIRS = BIDI, BIDI | 1
 """The first bidirectional stream of this side, and that of the other side."""
-CONNECT = sys.modules[quic.connect.__module__]
 
 
 def settings(config: Config = DEFAULT, **changes: Any) -> Config:
@@ -64,31 +63,6 @@ class EarlyUser(Recorder):
         self.decisions.append(accepted)
         self.windows.append(self.carrier.snapshot())
         self._check(len(self.decisions) == 1, "decided twice")
-
-
-class Gate(Relay):
-    """A relay that can hold back what clients send after the server's first answer."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.shut = False
-        self.deaf = False
-        """Whether clients hear nothing."""
-        self.answered = False
-        self.flight: list[bytes] = []
-        """What came from clients before the first answer."""
-
-    def _pass(self, way: str, data: bytes, send: Callable[[bytes], Any]) -> None:
-        if way == "down":
-            self.answered = True
-            if self.deaf:
-                return
-        elif not self.answered:
-            self.flight.append(data)
-        elif self.shut:
-            self.dropped += 1
-            return
-        super()._pass(way, data, send)
 
 
 class Scene:
@@ -173,18 +147,6 @@ def store(monkeypatch: pytest.MonkeyPatch) -> TicketStore:
     made = TicketStore()
     monkeypatch.setattr(CONNECT, "STORE", made)
     return made
-
-
-class Again(TicketStore):
-    """A store that keeps its first ticket, and gives it out for ever."""
-
-    def keep(self, *arguments: Any) -> None:
-        if not len(self):
-            super().keep(*arguments)
-
-    def take(self, server: Any, now: float) -> Any:
-        kept = next(iter(self._tickets.values()), None)
-        return kept[1] if kept is not None and kept[0] == server else None
 
 
 # ------------------------------------------------------------------------- accepted
