@@ -158,6 +158,10 @@ class Limits:
     """Datagrams kept until the peer's CONNECTION_HEADERS arrive (AQ-R10)."""
     early_datagram_bytes: Bytes = 1 * MiB
     """The bytes of those datagrams."""
+    early_bytes: Bytes = 64 * KiB
+    """Bytes on streams that a client sends as early data (0-RTT), and that a server holds of it.
+    Each stream counts as 512 more. Above this a client waits for the handshake to be complete, and
+    a server closes the connection."""
 
     def __post_init__(self) -> None:
         check_fields(self)

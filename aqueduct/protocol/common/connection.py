@@ -575,7 +575,8 @@ class ConnectionCore:
     # Failure and end
 
     def _close_if_drained(self) -> None:
-        if self._closing is not None and not self._shared.outgoing.waiting:
+        outgoing = self._shared.outgoing
+        if self._closing is not None and not (outgoing.waiting or outgoing.stalled_beside):
             self._close_now(*self._closing)
 
     def _close_now(self, code: int, reason: str) -> None:

@@ -27,6 +27,7 @@ from aqueduct.protocol.common.stalls import StallWatch
 from aqueduct.protocol.common.state import ReceiverState
 from aqueduct.protocol.control_streams import ids
 from aqueduct.protocol.control_streams.bidi_streams import BidiStreams, is_mine
+from aqueduct.protocol.control_streams.early import EarlyReads
 from aqueduct.protocol.control_streams.prelude import ControlPrelude
 from aqueduct.protocol.control_streams.recv_streams import ControlRecvStream, ControlRecvStreams
 from aqueduct.protocol.control_streams.registry import ControlRegistry
@@ -62,6 +63,8 @@ class ControlDispatcher:
         """Streams that go on in the next turn: enough was worked on in this one."""
         self._paused: dict[ControlRecvStream, None] = {}
         """Streams that wait for the gate."""
+        self.early: EarlyReads | None = None
+        """Of a server, what may be a replay."""
         self._handlers: dict[type, Callable[[ControlRecvStream, Any], None]] = {
             Version: self._on_version,
             codec.ConnectionControl: self._on_connection_control,
@@ -96,11 +99,16 @@ class ControlDispatcher:
             stream.decoder.feed(data)
         if stream.postponed:
             self.incoming.hold(stream)
+            if self.early is not None:
+                self.early.came(len(data))
         else:
             self.read(stream)
 
     def feed_datagram(self, data: bytes) -> None:
         """One datagram of messages. Raises RemoteProtocolError."""
+        if self.early is not None:
+            self.arrivals.keep_early(data)
+            return
         decoder = self._decoder("datagram")
         decoder.feed(data)
         decoder.end()
@@ -132,7 +140,7 @@ class ControlDispatcher:
         if self._prelude.is_stream(number):
             self._leave(stream)
             raise SequenceError("the connection control stream was reset (AQ0-19)")
-        unread = stream in self._paused or stream in self._postponed
+        unread = stream in self._paused or stream.postponed
         if unread and number >= BIDI and stream.owner is None:
             stream.gave_up = code  # its ChannelControl comes first, or its half would wait for ever
         else:
@@ -182,6 +190,15 @@ class ControlDispatcher:
             self.incoming.unhold(stream)
             self.read(stream)
 
+    def read_early(self) -> None:
+        """What was held may be no replay any more. Raises RemoteProtocolError."""
+        early, self.early = self.early, None
+        if early is not None:
+            self._postponed.update(early.streams)
+            self.read_on()
+            for data in self.arrivals.take_early():
+                self.feed_datagram(data)
+
     def read(self, stream: ControlRecvStream, frame: Any = None) -> None:
         """Reads what has come on a stream. Raises RemoteProtocolError."""
         shared, decoder = self._shared, stream.decoder
@@ -229,6 +246,7 @@ class ControlDispatcher:
         self.arrivals.take_early()
         self.stalls.clear()
         self._bidi.clear()
+        self.early = None
         self._paused.clear()
         self._postponed.clear()
 
@@ -260,6 +278,8 @@ class ControlDispatcher:
 
     def _opened(self, number: int) -> ControlRecvStream:
         stream = self.incoming.opened(number)
+        if self.early is not None:
+            self.early.opened(stream)
         if number >= BIDI and is_mine(number):
             stream.owner = self._bidi.owners.pop(number, None)
         return stream
@@ -287,6 +307,8 @@ class ControlDispatcher:
     def _give_up(self, stream: ControlRecvStream, code: int) -> None:
         self._postponed.pop(stream, None)
         self._paused.pop(stream, None)
+        if self.early is not None:
+            self.early.streams.pop(stream, None)
         self._leave(stream)
         self._end_answer(stream)
         if stream.owner is not None:
