@@ -15,8 +15,9 @@
 
 Options of ``aqueduct://`` and of addresses with TLS: ``verify=off`` (no certificate check),
 ``fingerprint=sha256:HEX`` (pin the server's certificate), ``ca=FILE``, ``server_name=NAME``. Of
-``aqueduct://`` alone: ``datagram_size=BYTES``, such as 1200 or 8k. Of Unix sockets:
-``mode=OCTAL``, the rights of the socket file that a listener makes.
+``aqueduct://`` alone: ``datagram_size=BYTES``, such as 1200 or 8k, and ``early_data=on``: a client
+sends before the handshake is complete, and a listener takes that. Of Unix sockets: ``mode=OCTAL``,
+the rights of the socket file that a listener makes.
 
 Of ``aqueduct+tls://`` and ``aqueduct+tcp://``: ``resume=DURATION``, such as ``60s``: a connection
 that breaks is made again, and its calls go on, if that succeeds within so long. ``resume=require``
@@ -57,7 +58,7 @@ _CERTIFICATE: Final = _CHANNELS | _TLS
 DIALECT: Final = "control-streams"
 """The dialect of the protocol that an address may name beside Aqueduct itself."""
 _OPTIONS: Final = {
-    "aqueduct": _CERTIFICATE | {"datagram_size"},
+    "aqueduct": _CERTIFICATE | {"datagram_size", "early_data"},
     "aqueduct+tls": _CERTIFICATE | {"resume"},
     "aqueduct+tcp": _CHANNELS | {"resume"},
     UNIX: _CHANNELS | {"mode"},
@@ -192,6 +193,11 @@ class Address:
         """Whether the control-stream draft is spoken there, as ``dialect`` says."""
         return self.options.get("dialect") == DIALECT
 
+    @property
+    def early_data(self) -> bool:
+        """Whether a client may send before the handshake is complete, and a listener takes it."""
+        return self.options.get("early_data") == "on"
+
     def with_port(self, port: int) -> Address:
         """The same address with another port (a listener on port 0 learns its own)."""
         return Address(self.scheme, self.host, port, self.options, self.path)
@@ -259,6 +265,14 @@ def _check_options(text: str, options: dict[str, str]) -> None:
         raise ConfigError(
             f"{text!r}: a connection of dialect={DIALECT} is not resumed; leave out one of resume "
             "and dialect"
+        )
+    early = options.get("early_data", "off")
+    if early not in ("on", "off"):
+        raise ConfigError(f"{text!r}: early_data is {early!r}; it must be on or off")
+    if early == "on" and "dialect" not in options:
+        raise ConfigError(
+            f"{text!r}: early_data=on is for connections of the control-stream draft alone; add "
+            f"dialect={DIALECT}, or leave out early_data"
         )
     if "mode" in options and not _MODE.match(options["mode"]):
         raise ConfigError(

@@ -42,6 +42,7 @@ MiB: Final = 1 << 20
 GiB: Final = 1 << 30
 _CONGESTION_NAME: Final = 15  # TCP_CA_NAME_MAX of Linux, less the final zero
 _BACKLOG: Final = (1 << 31) - 1
+_DAY: Final = 86_400  # seconds
 COMPRESSIONS: Final = ("lz4", "zstd")
 """Those of Arrow, in the order of its ``CompressionType``."""
 
@@ -157,6 +158,10 @@ class Limits:
     """Datagrams kept until the peer's CONNECTION_HEADERS arrive (AQ-R10)."""
     early_datagram_bytes: Bytes = 1 * MiB
     """The bytes of those datagrams."""
+    early_bytes: Bytes = 64 * KiB
+    """Bytes on streams that a client sends as early data (0-RTT), and that a server holds of it.
+    Each stream counts as 512 more. Above this a client waits for the handshake to be complete, and
+    a server closes the connection."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -318,10 +323,21 @@ class Quic:
     off, for each of its packets costs the more work, the more gaps there are."""
     congestion_control: str = "reno"
     """"reno" or "cubic"."""
+    tickets: Count = 1024
+    """Tickets for early data that a listener has given out and takes back. A client keeps as many
+    for all its servers, each with up to 16 KiB of certificates. Above this the oldest is forgotten:
+    a connection with it sends its early data again."""
+    ticket_lifetime: Seconds = 3600.0
+    """Such a ticket is of use for so long, at most for a day."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         _require_at_most(self, GiB, "socket_buffer")
+        if self.ticket_lifetime > _DAY:
+            raise ConfigError(
+                f"Quic.ticket_lifetime is {self.ticket_lifetime!r}; it must be at most {_DAY} s, a "
+                "day: aioquic's tickets are valid for so long"
+            )
         size = self.datagram_size
         if size != "auto" and (isinstance(size, str) or not 1200 <= size <= 16383):
             raise ConfigError(

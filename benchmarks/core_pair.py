@@ -62,6 +62,9 @@ class Side:
         self.core.openable_changed(self.carrier.openable, now)
         self.core.datagram_room_changed(self.carrier.datagram_room, now)
 
+    def early_decided(self, accepted: bool) -> None:
+        """There is no early data here."""
+
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         self.core.receive_stream(stream, data, fin, self.clock.now())
 

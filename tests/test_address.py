@@ -116,6 +116,16 @@ def test_what_is_understood(
         ("aqueduct+tls://h?verify=off&verify=off", "given twice"),
         ("aqueduct+tls://h?fingerprint=sha1:00", "sha256: and 64 hexadecimal digits"),
         ("aqueduct://h?datagram_size=20000", "auto or 1200 to 16383"),
+        (
+            "aqueduct://h?early_data=yes&dialect=control-streams",
+            "early_data is 'yes'; it must be on or off",
+        ),
+        (
+            "aqueduct://h?early_data=on",
+            "early_data=on is for connections of the control-stream draft alone; add dialect=",
+        ),
+        ("aqueduct+tls://h?dialect=control-streams&early_data=on", "unknown option 'early_data'"),
+        ("memory://h?dialect=control-streams&early_data=on", "unknown option 'early_data'"),
         ("aqueduct+unix://run/a.sock", "with three slashes"),
         ("aqueduct+unix://localhost:80/a", "a path and no host"),
         ("aqueduct+unix:///", "names no file"),
@@ -148,6 +158,22 @@ def test_any_path_survives_the_way_to_text_and_back(path: str) -> None:
 def test_a_size_in_an_address_has_units() -> None:
     address = Address.parse("aqueduct://h?datagram_size=8k")
     assert address.options["datagram_size"] == "8192"
+    assert Address.parse(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    ("options", "early"),
+    [
+        ("dialect=control-streams&early_data=on", True),
+        ("dialect=control-streams&early_data=off", False),
+        ("dialect=control-streams", False),
+        ("early_data=off", False),
+        ("", False),
+    ],
+)
+def test_early_data_is_off_if_the_address_does_not_say_on(options: str, early: bool) -> None:
+    address = Address.parse(f"aqueduct://h?{options}")
+    assert address.early_data is early
     assert Address.parse(str(address)) == address
 
 

@@ -57,6 +57,17 @@ def test_names_that_no_congestion_control_has(name):
         ByteStream(loopback_congestion=name)
 
 
+def test_tickets_of_a_day_at_most() -> None:
+    day: Any = "1d"
+    assert Quic(ticket_lifetime=day).ticket_lifetime == 86_400
+    with pytest.raises(ConfigError, match=r"Quic\.ticket_lifetime is 86401; .* 86400 s, a day"):
+        Quic(ticket_lifetime=86_401)
+    for name in ("tickets", "ticket_lifetime"):
+        none: dict[str, Any] = {name: 0}
+        with pytest.raises(ConfigError, match=rf"Quic\.{name} is 0"):
+            Quic(**none)
+
+
 def test_memory_that_can_be_shared_and_none():
     assert [ByteStream(shared_memory=size).shared_memory for size in (0, 64 << 10)] == [0, 64 << 10]
     with pytest.raises(ConfigError, match=r"Stream\.shared_memory_after"):

@@ -31,6 +31,9 @@ class Recorder:
     def connected(self) -> None:
         self.said.append("connected")
 
+    def early_decided(self, accepted: bool) -> None:
+        """There is no early data here."""
+
     def stream_data(self, stream: int, data: Any, fin: bool) -> None:
         assert stream not in self.ended
         self.said.append(("data", stream, len(data)))

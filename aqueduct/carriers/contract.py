@@ -23,6 +23,12 @@ begins with ``Flow.initial_window`` bytes of credit. A side lets the peer have
 as its channel. A byte stream has fewer if ``Bpmux.entities`` is lower. A slot returns when both
 directions have ended.
 
+Early data (0-RTT): a carrier may be connected before its handshake is complete, if it is told to.
+Then ``Carrier.early`` is true until ``CarrierUser.early_decided``, which it calls once. What a
+client writes meanwhile is early data, and a server that rejects it reports nothing of it. What a
+server is told meanwhile may be a replay. A rejection makes the client's carrier forget the streams
+that were opened so far. Their numbers are not used again.
+
 Threads: everything of one carrier happens on the event loop that made it.
 """
 
@@ -86,7 +92,19 @@ class CarrierUser(Protocol):
     """What a carrier calls. No call may raise; each is quick; ``end_of_input`` ends each burst."""
 
     def connected(self) -> None:
-        """The transport's handshake is complete: properties are final, streams may be opened."""
+        """Streams may be opened, and properties are final.
+
+        The transport's handshake is complete, unless ``Carrier.early`` says that it is not.
+        """
+
+    def early_decided(self, accepted: bool) -> None:
+        """Early data is decided on: once, after ``connected``, if ``Carrier.early`` was true then.
+
+        ``Carrier.early`` is false from now on. A client whose data was not ``accepted``: nothing
+        that it wrote on streams will arrive, nor any datagram. ``Carrier.openable`` and
+        ``Carrier.bidi_openable`` count without those streams. A server: always ``accepted``. The
+        handshake is complete, or the transport has ruled out a replay.
+        """
 
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         """The next bytes of the peer's stream, in order. ``data`` may be empty with ``fin``."""
@@ -158,6 +176,13 @@ class Carrier(Protocol):
     scheme: str
     loopback: bool
     """Both ends are on this machine, and what is under way lies in a socket's buffers there."""
+
+    @property
+    def early(self) -> bool:
+        """It is connected, and its handshake is not complete; false wherever there is no such data.
+
+        A client: what is written now is early data. A server: what is reported now may be a replay.
+        """
 
     @property
     def suspended(self) -> bool:

@@ -235,6 +235,7 @@ class MemoryCarrier:
         bidi: bool,
     ) -> None:
         self.is_client = is_client
+        self.early = False
         self.bidi = bidi
         self.local = f"memory://{name}#{'client' if is_client else 'server'}"
         self.peer = f"memory://{name}#{'server' if is_client else 'client'}"

@@ -86,14 +86,22 @@ async def _connect(
         async with asyncio.timeout_at(deadline):
             await connection.wait_ready()
     except TimeoutError:
+        what = "the transport is up, but no Aqueduct connection headers came"
+        if carrier.early:
+            what = "early data was sent, but the handshake was not complete"
         connection.close_soon()
         raise ConnectFailed(
-            f"{target}: the transport is up, but no Aqueduct connection headers came within "
-            f"{config.timing.connect_timeout:g} s (Timing.connect_timeout)"
+            f"{target}: {what} within {config.timing.connect_timeout:g} s (Timing.connect_timeout)"
         ) from None
     except asyncio.CancelledError:
         connection.close_soon()
         raise
+    except ConnectionLost as error:
+        if not carrier.early:
+            raise
+        # With early data the carrier was there before it was known whether the server is.
+        reason = error.reason or str(error)
+        raise ConnectFailed(f"{target}: {reason}", reason=reason) from error
     return connection
 
 

@@ -235,7 +235,7 @@ async def test_what_comes_before_the_user_is_there() -> None:
     carrier.stop(mine(0), 8)
     carrier.flush()
     accepted = await asyncio.wait_for(taken, DEADLINE)
-    await met(lambda: len(accepted._early) >= 2)
+    await met(lambda: len(accepted._before_user) >= 2)
     server = Recorder(accepted, DEFAULT)
     await server.until(lambda: server.stops == {theirs(0): 8} and server.ended == {theirs(0)})
     assert server.data == {theirs(0): b"question"}

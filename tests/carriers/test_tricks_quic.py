@@ -49,6 +49,9 @@ class Bare:
     def connected(self) -> None:
         self.up.set()
 
+    def early_decided(self, accepted: bool) -> None:
+        """There is no early data here."""
+
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         pass
 

@@ -60,6 +60,10 @@ class Recorder:
         self.begun += 1
         self._check(self.begun == 1 and not self.data, "connected is first, and once")
 
+    def early_decided(self, accepted: bool) -> None:
+        self._alive()
+        self._check(False, "a decision on early data, and none was offered")
+
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         self._alive()
         self._check(stream not in self.ended, f"data of stream {stream} after its end")

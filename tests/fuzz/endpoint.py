@@ -74,6 +74,9 @@ class Endpoint:
         self.core.openable_changed(self.carrier.openable, self.clock.now)
         self.core.datagram_room_changed(self.carrier.datagram_room, self.clock.now)
 
+    def early_decided(self, accepted: bool) -> None:
+        """There is no early data here."""
+
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         self.core.receive_stream(stream, data, fin, self.clock.now)
 

@@ -122,6 +122,9 @@ class Hostile:
     def connected(self) -> None:
         pass
 
+    def early_decided(self, accepted: bool) -> None:
+        """There is no early data here."""
+
     def stream_data(self, stream: int, data: Buffer, fin: bool) -> None:
         self.seen[stream] = self.seen.get(stream, 0) + len(data)
         if self.generous and not fin:

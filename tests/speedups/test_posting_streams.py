@@ -33,7 +33,7 @@ def streams(openable: int = 10, mark: int = 1000) -> tuple[SendQueue, list[tuple
     flow = Flow(connection_high_water=mark, channel_high_water=mark)
     made = SendQueue(wanted, flow, DEFAULT.limits, object())
     made.connected = made.version_acknowledged = True
-    made._openable = made._most_openable = openable
+    made._allow(openable)
     return made, wanted
 
 
@@ -68,7 +68,7 @@ def test_what_may_not_open_waits_and_is_charged(control: bool) -> None:
     assert list(made._control_waiting if control else made._message_waiting) == [stream]
     assert made.queued == stream.queued == 3
     assert made.stalled_control == (3 + 512 if control else 0)
-    made._openable = made._most_openable = 8
+    made._allow(8)
     assert made._may_open(stream)
     assert not made._may_open(SendStream(None, control)), "behind who waits"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aqueduct._speedups.base.buffers import size_of
 from aqueduct.errors import (
     Cancelled,
     ConnectionLost,
@@ -14,6 +15,7 @@ from aqueduct.errors import (
 )
 from aqueduct.protocol.channels import ids
 from aqueduct.protocol.channels.registry import ChannelRegistry
+from aqueduct.protocol.common.events import HeadersReceived
 from aqueduct.protocol.common.receiver import ReceiverHalf
 from aqueduct.protocol.common.registry import Half
 from aqueduct.protocol.common.sender import SenderHalf
@@ -44,6 +46,20 @@ def check_step(world: World) -> None:
             _check_books(side, world.pair.carrier(side), _halves(world, side))
     for channel in world.channels.values():
         _check_told(world, channel)
+    if world.pair.replayed is not None:
+        _check_replayed(world.pair.replayed)
+
+
+def _check_replayed(side: Side) -> None:
+    """A server that cannot rule out a replay processes nothing, and says nothing (AQ0-3)."""
+    assert not side.applied
+    assert not side.events or side.core.error is not None  # its end, which the entrypoint reads
+    assert not any(isinstance(event, HeadersReceived) for event in side.events)
+    assert not side.core.ready
+    assert side.core.peer_headers is None
+    assert side.core.channels <= 1
+    assert side.core.snapshot()["budget_used_bytes"] == 0
+    assert side.core.next_deadline() is None
 
 
 def check_rest(world: World) -> None:
@@ -185,6 +201,12 @@ def _check_books(side: Side, carrier: NetworkCarrier, halves: set[Half]) -> None
     if not isinstance(core, ControlConnection):
         gathered = sum(stream.gathered for stream in streams.values())
         assert core._reader.incoming._gathered == gathered
+    early = core._early if isinstance(core, ControlConnection) else None
+    if early is not None:
+        # Until early data is decided on, all of it is kept.
+        for number, stream in shared.outgoing._open.items():
+            assert stream.queued == size_of(early._kept[number].buffers)
+        return
     # What the core waits for is what the carrier still has.
     for number, stream in shared.outgoing._open.items():
         sending = carrier.sending.get(number)
@@ -192,7 +214,9 @@ def _check_books(side: Side, carrier: NetworkCarrier, halves: set[Half]) -> None
 
 
 def _connection_stream(side: Side) -> int:
-    return BIDI if side.core.is_client else BIDI | 1
+    carrier = side.carrier
+    assert isinstance(carrier, NetworkCarrier)
+    return BIDI | carrier.forgotten[1] << 1 if side.core.is_client else BIDI | 1
 
 
 def _check_bidi(side: Side, carrier: NetworkCarrier, live: set[Half]) -> None:

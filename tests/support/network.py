@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from aqueduct.carriers.contract import Buffer, CarrierUser
 from aqueduct.config import Config
@@ -31,6 +31,11 @@ __all__ = ["CLEAR", "Network", "NetworkCarrier", "Weather"]
 MOST_LATE = 0.9
 """Seconds by which a packet may be overtaken. What is sent again is not sent again for longer:
 beyond a second a FORGET_CHANNEL may overtake the CLOSE_RECEIVER that it waited for (AQ-R24)."""
+
+SHORTEST_HOP: Final = 0.005
+"""Seconds that a packet of a handshake takes at least, where there is early data."""
+REPLAYED_HOPS: Final = 6
+"""So many later a replay begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +73,14 @@ class Network:
         datagram_queue: int = 256,
         now: float = 0.0,
         bidi: tuple[int, int] = (0, 0),
+        early: str = "",
     ) -> None:
-        """``bidi``: bidirectional streams that the client, and the server, may have open."""
+        """``bidi``: bidirectional streams that the client, and the server, may have open.
+
+        ``early``: the client has early data, which is accepted ("accept"), rejected ("reject"), or
+        accepted here and reported a second time to ``replayed`` ("replay").
+        """
+        self.early = early
         self.now = now
         self.weather = weather
         self.packets = 0
@@ -84,6 +95,12 @@ class Network:
         self.server.join(self.client, config)
         self.client.bidi_limit, self.server.bidi_limit = bidi
         self.client.bidi_allowed, self.server.bidi_allowed = reversed(bidi)
+        self.replayed = NetworkCarrier(self, False, server_config, datagram_limit, datagram_queue)
+        """A server whose handshake never ends."""
+        self.replayed.bidi_allowed = bidi[0]
+        nobody = NetworkCarrier(self, True, config, datagram_limit, datagram_queue)
+        nobody.over = True
+        self.replayed.join(nobody, config)
 
     @property
     def next_event(self) -> float | None:
@@ -96,7 +113,7 @@ class Network:
             self.now = max(self.now, self._events[0][0])
             while self._events and self._events[0][0] <= self.now:
                 heapq.heappop(self._events)[3]()
-            for carrier in (self.client, self.server):
+            for carrier in (self.client, self.server, self.replayed):
                 carrier.settle()
         self.now = now
 
@@ -204,9 +221,8 @@ class Receiving:
     """Its length, once known."""
 
 
-def there(stream: int) -> int:
-    """The other side's number of a stream."""
-    return stream ^ 1 if stream >= BIDI else stream
+def _arrival_of(datagram: bytes) -> Callable[[NetworkCarrier], None]:
+    return lambda other: other.arrive_datagram(datagram)
 
 
 class NetworkCarrier:
@@ -263,6 +279,15 @@ class NetworkCarrier:
         self._extra = 0
         self._stopped: set[int] = set()
         self._close: tuple[int, str] | None = None
+        # A server that rejects early data is never told of any.
+        self.early = bool(network.early) and (is_client or network.early != "reject")
+        self.early_flight: list[Callable[[NetworkCarrier], None]] = []
+        """What arrives of the early data of a client, in the order of its leaving."""
+        self.forgotten = [0, 0]
+        """Streams of a client, unidirectional and not, that are unknown to its server."""
+        self._up = not network.early
+        self._before: list[Callable[[], object]] = []
+        """What came before the handshake began."""
 
     def join(self, other: NetworkCarrier, config: Config) -> None:
         self._other = other
@@ -273,17 +298,28 @@ class NetworkCarrier:
 
     @property
     def openable(self) -> int:
-        return 0 if self.over else self._stream_limit - self._opened
+        return 0 if self.over else self._stream_limit - self._opened + self.forgotten[0]
 
     @property
     def bidi_openable(self) -> int:
-        return 0 if self.over else self.bidi_limit - self._bidi_opened
+        return 0 if self.over else self.bidi_limit - self._bidi_opened + self.forgotten[1]
 
     def attach(self, user: CarrierUser) -> None:
         self._user = user
         # A handshake: the server is up with the client's second packet at the latest.
         network, hops = self._network, 2 if self.is_client else 1
-        network.at(network.now + hops * network.weather.delay, self._connected)
+        if not network.early:
+            network.at(network.now + hops * network.weather.delay, self._connected)
+            return
+        # The client is up at once, its server with the first packet; the second and the third one
+        # complete the handshake for them.
+        hop = max(network.weather.delay, SHORTEST_HOP)
+        if self is network.replayed:
+            hops = REPLAYED_HOPS
+            network.at(network.now + (hops + 2) * hop, self._handshake_failed)
+        else:
+            network.at(network.now + (2 if self.is_client else 3) * hop, self._decided)
+        network.at(network.now + (0 if self.is_client else hops) * hop, self._connected)
 
     def write(self, stream: int, buffers: Sequence[Buffer], fin: bool) -> None:
         if self.over or self._close is not None:
@@ -314,16 +350,19 @@ class NetworkCarrier:
         if not self._was_opened(stream):
             raise LocalProtocolError(f"stream {stream} was never opened")
         if self._drop(stream):
-            self._network.send(lambda: self._other.arrive_reset(there(stream), code))
+            number = self._number_there(stream)
+            self._send(lambda other: other.arrive_reset(number, code))
 
     def stop(self, stream: int, code: int) -> None:
         if self._is_open(stream):
-            self._network.send(lambda: self._other.arrive_stop(there(stream), code))
+            number = self._number_there(stream, mine=False)
+            self._network.send(lambda: self._other.arrive_stop(number, code))
 
     def credit(self, stream: int, limit: int) -> None:
         if self._is_open(stream) and limit > self.receiving[stream].limit:
             self.receiving[stream].limit = limit
-            self._network.send(lambda: self._other.arrive_credit(there(stream), limit))
+            number = self._number_there(stream, mine=False)
+            self._network.send(lambda: self._other.arrive_credit(number, limit))
 
     def expect_input(self) -> None:
         pass
@@ -442,7 +481,8 @@ class NetworkCarrier:
         if self.over or not self._drop(stream):
             return
         self._stopped.add(stream)
-        self._network.send(lambda: self._other.arrive_reset(there(stream), code))
+        number = self._number_there(stream)
+        self._send(lambda other: other.arrive_reset(number, code))
         self._report().stream_stopped(stream, code)
 
     def arrive_credit(self, stream: int, limit: int) -> None:
@@ -527,8 +567,70 @@ class NetworkCarrier:
         return self._user
 
     def _connected(self) -> None:
-        if not self.over:
-            self._report().connected()
+        if self.over:
+            return
+        self._report().connected()
+        self._up = True
+        before, self._before = self._before, []
+        for action in before:
+            action()
+        if self is self._network.replayed:
+            for arrival in self._network.client.early_flight:
+                arrival(self)
+
+    # Early data
+
+    def _send(self, arrival: Callable[[NetworkCarrier], None], *, again: bool = True) -> int:
+        """A packet of streams or datagrams. Returns how often it will arrive."""
+        early = self.is_client and self.early
+        if early:
+            self.early_flight.append(arrival)
+
+        def arrive() -> None:
+            other, network = self._other, self._network
+            if early and network.early == "reject":
+                return
+            if other._up:
+                if not early and not other.is_client:
+                    other._decided()  # the end of the handshake comes with it, or came before
+                arrival(other)
+            else:
+                other._before.append(partial(arrival, other))
+
+        copies = self._network.send(arrive, again=again)
+        return 0 if early and self._network.early == "reject" else copies
+
+    def _decided(self) -> None:
+        if self.over or not self.early:
+            return
+        self.early = False
+        accepted = not self.is_client or self._network.early != "reject"
+        if not accepted:
+            assert all(map(is_mine, self.bidi_ends))
+            self._ended.update(self.bidi_ends)
+            self.sending.clear()
+            self.bidi_ends.clear()
+            self._ready.clear()
+            self._datagrams.clear()
+            self._in_flight = 0
+            self.forgotten = [self._opened, self._bidi_opened]
+        self._report().early_decided(accepted)
+
+    def _handshake_failed(self) -> None:
+        self.end(ConnectionLost(f"{self.peer}: the handshake was never completed"))
+
+    def _number_there(self, stream: int, *, mine: bool = True) -> int:
+        """The other side's number of a stream, which is ``mine`` or the peer's.
+
+        Those that a server was never told of do not count for it.
+        """
+        if stream >= BIDI:
+            mine = is_mine(stream)
+            stream ^= 1
+        unknown = self._network.client.forgotten[stream >= BIDI] << (stream >= BIDI)
+        if self.is_client:
+            return stream - unknown if mine else stream
+        return stream if mine else stream + unknown
 
     def _ready_if(self, stream: int, state: Sending) -> None:
         if state.movable:
@@ -539,17 +641,17 @@ class NetworkCarrier:
         full = self.datagram_room <= 0
         while self._datagrams and self._in_flight < network.weather.in_flight:
             index, data = self._datagrams.popleft()
-            self.copies[index] = network.send(
-                partial(self._other.arrive_datagram, data), again=False
-            )
+            self.copies[index] = self._send(_arrival_of(data), again=False)
             # Whether or not it arrives, its place is free after a round trip.
             self._in_flight += len(data)
-            network.at(network.now + 2 * network.weather.delay, partial(self._free, len(data)))
+            free = partial(self._free, len(data), self.forgotten)
+            network.at(network.now + 2 * network.weather.delay, free)
         if full and self.datagram_room > 0:
             network.at(network.now, self._tell_room)
 
-    def _free(self, size: int) -> None:
-        self._in_flight -= size
+    def _free(self, size: int, forgotten: list[int]) -> None:
+        if forgotten is self.forgotten:  # or all that was in flight is gone
+            self._in_flight -= size
         self.flush()
 
     def _tell_room(self) -> None:
@@ -558,6 +660,7 @@ class NetworkCarrier:
 
     def _send_piece(self, stream: int, offset: int, data: bytes, fin: bool) -> None:
         network, sent_at, size = self._network, self._network.now, len(data)
+        number = self._number_there(stream)
         arrived = False
 
         def landed() -> None:
@@ -568,12 +671,12 @@ class NetworkCarrier:
                 self._in_flight -= size
             self.arrive_ack(stream, offset, size, fin, sent_at)
 
-        def arrive() -> None:
-            if not self._other.over:
+        def arrive(other: NetworkCarrier) -> None:
+            if not other.over and other is self._other:
                 network.send(landed)
-            self._other.arrive_piece(there(stream), offset, data, fin)
+            other.arrive_piece(number, offset, data, fin)
 
-        network.send(arrive)
+        self._send(arrive)
 
     def _open(self, stream: int) -> Receiving | None:
         if stream in self._ended:

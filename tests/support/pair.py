@@ -63,7 +63,12 @@ class Side:
     # CarrierUser
 
     def connected(self) -> None:
-        self.core.start(self.pair.now, self.carrier.datagram_limit)
+        self.core.start(self.pair.now, self.carrier.datagram_limit, self.carrier.early)
+        self.openable_changed()
+        self.core.datagram_room_changed(self.carrier.datagram_room, self.pair.now)
+
+    def early_decided(self, accepted: bool) -> None:
+        self.core.early_decided(accepted, self.pair.now)
         self.openable_changed()
         self.core.datagram_room_changed(self.carrier.datagram_room, self.pair.now)
 
@@ -301,8 +306,9 @@ class NetworkPair(Cores):
         datagram_limit: int = 1200,
         datagram_queue: int = 256,
         bidi: tuple[int, int] | None = None,
+        early: str = "",
     ) -> None:
-        """``bidi``: see Network; with it, the cores are those of the control-stream draft."""
+        """``bidi``, ``early``: see Network; with ``bidi`` the cores are those of the draft."""
         self.now = 100.0
         server_config = server_config or config
         kind = ChannelConnection if bidi is None else ControlConnection
@@ -315,9 +321,14 @@ class NetworkPair(Cores):
             datagram_queue=datagram_queue,
             now=self.now,
             bidi=bidi or (0, 0),
+            early=early,
         )
         self.client = Side(self, self.network.client, config, kind)
         self.server = Side(self, self.network.server, server_config, kind)
+        self.replayed: Side | None = None
+        """A server that is told of the client's early data a second time."""
+        if early == "replay":
+            self.replayed = Side(self, self.network.replayed, server_config, kind)
 
     def carrier(self, side: Side) -> NetworkCarrier:
         return self.network.client if side is self.client else self.network.server

@@ -24,6 +24,9 @@ LAST_STEPS: Final = 25
 
 DIALECTS: Final = ("channels", "control-streams")
 
+EARLY: Final = ("", "accept", "reject", "reject", "replay")
+"""What becomes of early data; drawn by itself, so that old seeds stay what they were."""
+
 PROFILES: Final[dict[str, tuple[int, int]]] = {
     "any": (0, 3),
     "tiny": (1, 3),
@@ -62,6 +65,7 @@ class Driver:
             (rng.choice(BIDI_CHOICES[first:stop]), rng.choice(BIDI_CHOICES[first:stop]))
             if control
             else None,
+            early=random.Random(seed).choice(EARLY) if control else "",
         )
         self.largest = rng.choice((50, 3_000, 60_000, 200_000))
         self.burst = rng.choice((1, 1, 8, 40))

@@ -185,10 +185,11 @@ class World:
         seed: int,
         weather: Weather,
         bidi: tuple[int, int] | None = None,
+        early: str = "",
     ) -> None:
         """``server``: its settings, if they are not the client's. Datagrams are as the client's.
 
-        ``bidi``: see NetworkPair; with it, the two speak the control-stream draft.
+        ``bidi``, ``early``: see NetworkPair; with ``bidi``, they speak the control-stream draft.
         """
         self.bidi = bidi
         self.settings = settings, server or settings
@@ -200,6 +201,7 @@ class World:
             datagram_limit=settings.datagram_limit,
             datagram_queue=settings.datagram_queue,
             bidi=bidi,
+            early=early,
         )
         self.sides = self.pair.sides
         self.trace: list[str] = []

@@ -40,9 +40,9 @@ cdef class SendQueue:
     cdef readonly object _message_waiting
     cdef Py_ssize_t _next
     cdef double _control_share
-    cdef public Py_ssize_t _openable
+    cdef Py_ssize_t _openable
     cdef public Py_ssize_t _most_openable
-    cdef public Py_ssize_t _opened_since
+    cdef Py_ssize_t _opened_since
     cdef public bint connected
     cdef public bint posts          # whether ``post`` frames messages as the dialect does
     cdef public object frames       # who frames them for it, in another dialect; None: it does
@@ -53,6 +53,8 @@ cdef class SendQueue:
     cpdef int append(self, SendStream stream, list buffers, Py_ssize_t size) except -1
     cpdef int _watch(self, SendStream stream, list buffers) except -1
     cpdef int check_size(self, Py_ssize_t size) except -1
+    cpdef int _allow(self, Py_ssize_t count) except -1
+    cpdef int recount(self, Py_ssize_t held, bint forgotten) except -1
     cpdef bint _may_open(self, SendStream stream) except -1
     cpdef bint _begin(self, SendStream stream) except -1
     cdef int _emit(self, SendStream stream, list buffers, bint fin) except -1

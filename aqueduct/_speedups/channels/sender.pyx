@@ -159,6 +159,25 @@ cdef class SendQueue:
         """The carrier sees the effects so far before it counts again."""
         self._opened_since = 0
 
+    cpdef int _allow(self, Py_ssize_t count) except -1:
+        """``count`` streams may be opened, of which some are in effects by now."""
+        self._openable = count - self._opened_since
+        self._most_openable = max(self._most_openable, count)
+        return 0
+
+    cpdef int recount(self, Py_ssize_t held, bint forgotten) except -1:
+        """``held`` streams more are opened in effects that the carrier has not seen.
+
+        ``forgotten``: they are not, nor is any other. It has forgotten all streams, and nothing is
+        opened until it says how many may be.
+        """
+        if forgotten:
+            self._next -= self._opened_since + held
+            self._openable = self._most_openable = self._opened_since = 0
+        else:
+            self._opened_since += held
+        return 0
+
     @property
     def stalled_control(self):
         """Bytes and streams of acks, closes and the like that the peer does not let leave.

@@ -65,11 +65,17 @@ cdef class Pump:
         """See CarrierUser."""
         cdef double now = self._time()
         self.last_input = now
-        self.core.start(now, self.carrier.datagram_limit)
+        self.core.start(now, self.carrier.datagram_limit, self.carrier.early)
         self.core.openable_changed(self.carrier.openable, now)
         if self.carrier.bidi:
             self.core.bidi_openable_changed(self.carrier.bidi_openable, now)
         self.core.datagram_room_changed(self.carrier.datagram_room, now)
+
+    def early_decided(self, accepted):
+        """See CarrierUser."""
+        self._guarded(self.core.early_decided, accepted, self._time())
+        self.openable_changed()
+        self._guarded(self.core.datagram_room_changed, self.carrier.datagram_room, self._time())
 
     def stream_data(self, stream, data, fin):
         """See CarrierUser."""

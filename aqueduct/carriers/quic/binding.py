@@ -21,8 +21,15 @@ async def bind(address: Address, copies: int) -> list[Bound]:
     port (SO_REUSEPORT), and deals again when a socket joins or leaves: so keep all of them open
     for as long as the address is served, whatever becomes of a process.
 
-    Port 0 takes a free one. Raises ConfigError: the name does not resolve, or the port is taken.
+    Port 0 takes a free one. Raises ConfigError: the name does not resolve, the port is taken, or
+    several processes are to take early data: none knows the tickets of the others.
     """
+    if copies > 1 and address.early_data:
+        raise ConfigError(
+            f"{address}: early data (early_data=on) is for one process, since a ticket of another "
+            f"one is not known to it, and here are {copies}; leave out early_data, or serve this "
+            "address with one worker"
+        )
     first = await bind_ports(address, socket.SOCK_DGRAM)
     port = first[0].getsockname()[1]
     sets = [first]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import errno
 import socket
+import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.packet import QuicErrorCode
-from aioquic.tls import AlertDescription
+from aioquic.tls import AlertDescription, SessionTicket
+from cryptography import x509
 
 from aqueduct.address import Address
 from aqueduct.carriers.binding import targets_of
@@ -19,6 +22,7 @@ from aqueduct.carriers.quic.connection import QuicCarrier
 from aqueduct.carriers.quic.flow_control import capped_congestion_control
 from aqueduct.carriers.quic.packets import FastConnection
 from aqueduct.carriers.quic.path_mtu import BASE
+from aqueduct.carriers.quic.tickets import STORE
 from aqueduct.carriers.quic.tls import BIDI_ALPN, client_configuration, trust_of
 from aqueduct.carriers.quic.udp import (
     BURST_FRAMES,
@@ -42,6 +46,10 @@ _ALERTS: Final = {
 }
 """What a server is told of some errors of OpenSSL, X509_V_ERR_."""
 _REFUSED: Final = 3  # in a row, with nothing received between: the server is gone
+_NOBODY: Final = (
+    "connection refused: no program listens at this UDP port; is the server started, and is this "
+    "its port?"
+)
 
 
 async def connect(
@@ -51,7 +59,9 @@ async def connect(
 
     The addresses of the name are tried in turn, all within ``Timing.connect_timeout``. Raises
     ConnectFailed, which says for each what went wrong, and ConfigError for settings that cannot
-    work. ``bidi``: with bidirectional streams, which the listener has to allow.
+    work. ``bidi``: with bidirectional streams, which the listener has to allow. If the address
+    then has ``early_data=on`` and there is a ticket of the server, it returns at once, and the
+    carrier is ``early``. The handshake has the same time, and the carrier ends without it.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + config.timing.connect_timeout
@@ -92,7 +102,10 @@ class _Attempt:
         self._config = config
         self._tls = tls
         self._trust = trust
-        self._configuration = configuration
+        self._configuration = copy.copy(configuration)
+        self._early = bidi and address.early_data
+        self._complete = False
+        self._overdue: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._refusals = 0
@@ -122,6 +135,9 @@ class _Attempt:
         remote = sock.getpeername()
         size = datagram_size(self._config, self._address)
         self._configuration.max_datagram_size = size or BASE
+        # A ticket is for the one server that gave it, and for one that is trusted in the same way.
+        self._server = where, self._configuration.server_name, self._tls
+        chain = self._remembered()
         self._quic = FastConnection(
             self._configuration,
             streams=self._config.flow.streams,
@@ -129,7 +145,10 @@ class _Attempt:
             gaps=self._config.quic.gaps,
             discover=size is None,
             bidi=self._config.limits.channels + 1 if self._bidi else 0,
+            early=bool(chain),
+            **self._handlers(),
         )
+        self._quic.remembered_chain = chain
         carrier = self._carrier = QuicCarrier(
             self._quic,
             self,
@@ -139,6 +158,11 @@ class _Attempt:
             config=self._config,
         )
         self._quic.connect(remote, now=self._loop.time())
+        if self._quic.early_data is not None and self._quic.early_data.allowed:
+            carrier.begin_early()  # its first packet leaves with what the user writes at once
+            self._overdue = self._loop.call_later(timeout, self._give_up, carrier, timeout)
+            self._done.set_result(None)
+            return carrier
         carrier.transmit()
         try:
             async with asyncio.timeout(timeout):
@@ -151,6 +175,38 @@ class _Attempt:
             carrier.abandon(ConnectionLost(f"{self._address}: {error!r}"))
             raise
         return carrier
+
+    # early data
+
+    def _remembered(self) -> Sequence[x509.Certificate]:
+        """Makes ready what an earlier connection has left: whose certificates; empty: no ticket."""
+        if not self._early:
+            return ()
+        self._configuration.token = STORE.take_token(self._server)
+        remembered = STORE.take(self._server, time.monotonic())
+        if remembered is None or self._distrust(remembered.chain) is not None:
+            return ()
+        self._configuration.session_ticket = remembered.ticket
+        return remembered.chain
+
+    def _handlers(self) -> dict[str, Any]:
+        """What aioquic calls with what the server gives for a further connection."""
+        if not self._early:
+            return {}
+        return {"session_ticket_handler": self._keep_ticket, "token_handler": self._keep_token}
+
+    def _keep_ticket(self, ticket: SessionTicket) -> None:
+        settings = self._config.quic
+        lifetime = (ticket.not_valid_after - ticket.not_valid_before).total_seconds()
+        until = time.monotonic() + min(lifetime, settings.ticket_lifetime)
+        STORE.keep(self._server, ticket, self._quic.peer_chain, until, settings.tickets)
+
+    def _keep_token(self, token: bytes) -> None:
+        STORE.keep_token(self._server, token, self._config.quic.tickets)
+
+    def _give_up(self, carrier: QuicCarrier, timeout: float) -> None:
+        reason = self._silence(timeout)
+        carrier.abandon(ConnectionLost(f"{self._address}: {reason}", reason=reason))
 
     # Host
 
@@ -176,8 +232,14 @@ class _Attempt:
     def unroute(self, connection_id: bytes) -> None:
         """Nothing to choose."""
 
+    def accepted_early(self, carrier: QuicCarrier) -> None:
+        """A client hears of it with the end of the handshake."""
+
     def established(self, carrier: QuicCarrier) -> None:
-        found = self._distrust()
+        self._complete = True
+        if self._overdue is not None:
+            self._overdue.cancel()
+        found = self._distrust(self._quic.peer_chain)
         if found is None:
             if not self._done.done():
                 self._done.set_result(None)
@@ -189,11 +251,12 @@ class _Attempt:
             frame_type=0,
             reason_phrase="the certificate is not accepted",
         )
+        if carrier.early:
+            carrier.abandon(ConnectionLost(f"{self._address}: {reason}", reason=reason))
         self._end(self._failure(reason))
 
-    def _distrust(self) -> tuple[AlertDescription, str] | None:
+    def _distrust(self, chain: Sequence[x509.Certificate]) -> tuple[AlertDescription, str] | None:
         """Why the server's certificate is not accepted: for the server, and for people."""
-        chain = self._quic.peer_chain
         wanted = self._tls.fingerprint
         got = fingerprint_of(chain[0]) if chain else None
         if wanted is not None and got != wanted:
@@ -214,6 +277,8 @@ class _Attempt:
     def ended(self, carrier: QuicCarrier, error: ConnectionLost) -> None:
         if not self._done.done():
             self._end(self._why(error))
+        if self._overdue is not None:
+            self._overdue.cancel()
         if self._socket is not None:
             self._socket.close()
 
@@ -245,13 +310,8 @@ class _Attempt:
             return
         self._refusals += 1
         if not self._done.done():
-            self._end(
-                self._failure(
-                    "connection refused: no program listens at this UDP port; "
-                    "is the server started, and is this its port?"
-                )
-            )
-        elif self._refusals >= _REFUSED:
+            self._end(self._failure(_NOBODY))
+        elif self._refusals >= _REFUSED or not self._complete:
             reason = "no server listens at its UDP port any more"
             self._carrier.lose(ConnectionLost(f"{self._carrier.peer}: {reason}", reason=reason))
 

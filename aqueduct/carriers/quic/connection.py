@@ -47,6 +47,9 @@ class QuicHost(PacketBuilder, Protocol):
     def unroute(self, connection_id: bytes) -> None:
         """No more."""
 
+    def accepted_early(self, carrier: QuicCarrier) -> None:
+        """A server has a ticket back, and the user may have what comes with it."""
+
     def established(self, carrier: QuicCarrier) -> None:
         """The handshake is complete."""
 
@@ -56,9 +59,6 @@ class QuicHost(PacketBuilder, Protocol):
 
 class QuicCarrier:
     """One connection. See ``aqueduct.carriers.contract.Carrier`` for what the methods promise."""
-
-    scheme = "aqueduct"
-    suspended = False
 
     def __init__(
         self,
@@ -71,7 +71,10 @@ class QuicCarrier:
         config: Config,
     ) -> None:
         self.is_client = is_client
+        self.scheme = "aqueduct"
+        self.suspended = False
         self.bidi = False
+        self.early = False
         self.loopback = False
         self.resumes = 0
         self.peer_credentials = None
@@ -86,7 +89,7 @@ class QuicCarrier:
         self._loop = asyncio.get_running_loop()
         self._user: CarrierUser | None = None
         self._begun = False
-        self._early: deque[Any] = deque()
+        self._before_user: deque[Any] = deque()
         self._established = False
         self._processing = False
         self._reported = False
@@ -182,22 +185,20 @@ class QuicCarrier:
         self._stopped.pop(stream, None)
         sender = self._senders.pop(stream, None)
         if sender is None and streams is not None and bidi and stream & 1:
-            sender = streams.sender(_bidi_id(stream, self.is_client))  # nothing was written to it
+            sender = streams.sender(streams.id_of(stream))  # nothing was written to it
         if sender is not None:
             sender.reset(code)
 
     def stop(self, stream: int, code: int) -> None:
         """Asks the peer to send no more on its stream."""
-        if self._opened_by_peer(stream):
-            bidi = stream >= BIDI
-            stream_id = _bidi_id(stream, self.is_client) if bidi else stream * 4 + self._theirs
+        stream_id = self._id_of(stream)
+        if stream_id is not None:
             self._quic.stop(stream_id, code)
 
     def credit(self, stream: int, limit: int) -> None:
         """Lets the peer send on its stream up to ``limit`` bytes in all."""
-        if self._opened_by_peer(stream):
-            bidi = stream >= BIDI
-            stream_id = _bidi_id(stream, self.is_client) if bidi else stream * 4 + self._theirs
+        stream_id = self._id_of(stream)
+        if stream_id is not None:
             self._quic.credit(stream_id, limit)
 
     def extra_streams(self, count: int) -> None:
@@ -250,6 +251,12 @@ class QuicCarrier:
         self._loop.call_soon(self._close_if_drained, linger <= 0)
 
     # what the host calls
+
+    def begin_early(self) -> None:
+        """A client has a ticket: the user may send before the handshake is complete."""
+        assert self._quic.bidi_streams is not None
+        self._quic.bidi_streams.agreed = True  # as when the ticket was given
+        self.early = self.bidi = self._established = True
 
     @property
     def started(self) -> bool:
@@ -341,6 +348,7 @@ class QuicCarrier:
         if self._quic.openable < 1:
             raise LocalProtocolError(f"stream {stream}: the peer allows no more streams now")
         sender = self._senders[stream] = self._quic.open()
+        sender.number = stream
         self._openable = self._quic.openable
         return sender
 
@@ -353,8 +361,7 @@ class QuicCarrier:
         if streams.has(stream):
             if stream in self._stopped:
                 return None
-            stream_id = _bidi_id(stream, self.is_client)
-            sender = streams.sender(stream_id) if stream & 1 else None
+            sender = streams.sender(streams.id_of(stream)) if stream & 1 else None
             if sender is None or sender.closed:
                 raise LocalProtocolError(f"stream {stream} ended; nothing can be written to it")
         elif stream & 1:
@@ -367,17 +374,19 @@ class QuicCarrier:
             sender = streams.open()
             self._bidi_openable = streams.openable
         self._senders[stream] = sender
+        sender.number = stream
         return sender
 
-    def _opened_by_peer(self, stream: int) -> bool:
+    def _id_of(self, stream: int) -> int | None:
+        """The id in QUIC of a stream on which the peer sends; None: the connection ends."""
         if self.error is not None or self._close is not None:
-            return False
+            return None
         streams = self._quic.bidi_streams
-        if not (
-            0 <= stream < self._quic.opened_by_peer or (streams is not None and streams.has(stream))
-        ):
+        if streams is not None and streams.has(stream):
+            return streams.id_of(stream)
+        if not 0 <= stream < self._quic.opened_by_peer:
             raise LocalProtocolError(f"the peer never opened its stream {stream}")
-        return True
+        return stream * 4 + self._theirs
 
     def _begin(self) -> None:
         """The user is there: it hears of everything from the start."""
@@ -426,18 +435,10 @@ class QuicCarrier:
             for sender, size in quic.take_released():
                 if size:
                     self._acknowledged += size
-                    stream_id = sender.stream_id
-                    number = (
-                        stream_id >> 2 if stream_id & 2 else _bidi_number(stream_id, self.is_client)
-                    )
-                    self._user.written(number, size)
+                    self._user.written(sender.number, size)
                     self._reported = True
             for sender in quic.take_finished():
-                stream_id = sender.stream_id
-                number = (
-                    stream_id >> 2 if stream_id & 2 else _bidi_number(stream_id, self.is_client)
-                )
-                self._senders.pop(number, None)
+                self._senders.pop(sender.number, None)
             if self._reported:
                 self._reported = False
                 self._user.end_of_input()
@@ -445,8 +446,8 @@ class QuicCarrier:
     def _take_events(self) -> None:
         if self.error is not None:
             return
-        while self._begun and self._early:
-            self._handle(self._early.popleft())
+        while self._begun and self._before_user:
+            self._handle(self._before_user.popleft())
         user, quic = self._user, self._quic
         event: Any = quic.next_event()
         while event is not None and self.error is None:
@@ -456,12 +457,10 @@ class QuicCarrier:
                 if fin:
                     quic.ended(stream_id)
                 self._reported = True
-                number = (
-                    stream_id >> 2 if stream_id & 2 else _bidi_number(stream_id, self.is_client)
-                )
+                number = stream_id >> 2 if stream_id & 2 else _bidi_number(quic, stream_id)
                 user.stream_data(number, data, fin)
             elif not self._begun and isinstance(event, _STREAM_EVENTS):
-                self._early.append(event)
+                self._before_user.append(event)
             else:
                 self._handle(event)
             event = quic.next_event()
@@ -477,14 +476,14 @@ class QuicCarrier:
             self._received += len(data)
             if fin:
                 self._quic.ended(stream_id)
-            number = stream_id >> 2 if stream_id & 2 else _bidi_number(stream_id, self.is_client)
+            number = stream_id >> 2 if stream_id & 2 else _bidi_number(self._quic, stream_id)
             user.stream_data(number, data, fin)
         elif isinstance(event, events.StreamReset):
             assert user is not None
             self._reported = True
             self._quic.ended(event.stream_id)
             stream_id = event.stream_id
-            number = stream_id >> 2 if stream_id & 2 else _bidi_number(stream_id, self.is_client)
+            number = stream_id >> 2 if stream_id & 2 else _bidi_number(self._quic, stream_id)
             user.stream_reset(number, event.error_code)
         elif isinstance(event, events.StopSendingReceived):
             if user is not None:
@@ -501,18 +500,40 @@ class QuicCarrier:
             self._established = True
             self.bidi = self._quic.bidi_streams is not None
             self._host.established(self)
+            if self.early and self.error is None:
+                self._decide(event.early_data_accepted)
+        elif isinstance(event, events.ProtocolNegotiated):
+            early = self._quic.early_data
+            if not self.is_client and early is not None and early.allowed:
+                # The ticket is used up, so what comes is no replay: it is not ``early``.
+                self._established = self.bidi = True
+                self._host.accepted_early(self)
         elif isinstance(event, events.ConnectionIdIssued):
             self._host.route(event.connection_id, self)
         elif isinstance(event, events.ConnectionIdRetired):
             self._host.unroute(event.connection_id)
 
+    def _decide(self, accepted: bool) -> None:
+        """A client hears what has become of its early data."""
+        self.early = False
+        if not accepted:
+            self._identity = None
+            self._senders.clear()
+            self._stopped.clear()
+            self._openable = self._quic.openable
+            self._bidi_openable = self.bidi_openable
+        if self._begun and self._user is not None:
+            self._reported = True
+            self._user.early_decided(accepted)
+
     def _peer_stops(self, user: CarrierUser, stream_id: int, code: int) -> None:
-        number, streams = stream_id >> 2, self._quic.bidi_streams
+        streams = self._quic.bidi_streams
+        number = self._quic.forgotten + (stream_id >> 2)
         unwritten = False
         if not stream_id & 2 and streams is not None:
             if not streams.stopped(stream_id):
                 return
-            number = _bidi_number(stream_id, self.is_client)
+            number = streams.number_of(stream_id)
             unwritten = number & 1 == 1  # of the peer's, it may be
         elif number >= self._quic.opened:
             return
@@ -597,20 +618,16 @@ class QuicCarrier:
         for sender in self._senders.values():
             sender.drop()
         self._senders.clear()
-        self._early.clear()
+        self._before_user.clear()
         self._host.ended(self, error)
         if self._begun and self._user is not None:
             self._user.closed(error)
 
 
-def _bidi_number(stream_id: int, is_client: bool) -> int:
+def _bidi_number(quic: FastConnection, stream_id: int) -> int:
     """The number of a bidirectional stream that has this id in QUIC."""
-    return BIDI | stream_id >> 2 << 1 | (stream_id & 1 ^ (not is_client))
-
-
-def _bidi_id(number: int, is_client: bool) -> int:
-    """Its id in QUIC."""
-    return (number ^ BIDI) >> 1 << 2 | (number & 1 ^ (not is_client))
+    assert quic.bidi_streams is not None
+    return quic.bidi_streams.number_of(stream_id)
 
 
 def _cut(reason: str) -> str:

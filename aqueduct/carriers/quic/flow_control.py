@@ -44,7 +44,7 @@ from aqueduct.carriers.contract import BIDI
 from aqueduct.carriers.quic.send_buffer import SendBuffer, SendTotals
 from aqueduct.carriers.quic.tls import BIDI_ALPN
 
-__all__ = ["BidiSlots", "FlowConnection", "capped_congestion_control"]
+__all__ = ["BidiSlots", "FlowConnection", "capped_congestion_control", "forget_streams"]
 
 _DATAGRAM_QUEUE: Final = 256
 _SLOTS: Final = 32  # of streams, that are worth a frame of their own
@@ -63,12 +63,17 @@ class FlowConnection(QuicConnection):
         original_destination_connection_id: bytes | None = None,
         retry_source_connection_id: bytes | None = None,
         bidi: int = 0,
+        **handlers: Any,
     ) -> None:
-        """``bidi``: so many bidirectional streams of the peer; of a server: if it wants them."""
+        """``bidi``: so many bidirectional streams of the peer; of a server: if it wants them.
+
+        ``handlers``: aioquic's, of tickets and tokens.
+        """
         super().__init__(
             configuration=configuration,
             original_destination_connection_id=original_destination_connection_id,
             retry_source_connection_id=retry_source_connection_id,
+            **handlers,
         )
         self._window = initial_window
         self._local_max_streams_uni = Limit(
@@ -89,6 +94,10 @@ class FlowConnection(QuicConnection):
         """Whether the end came from the peer."""
         self.bidi_streams = BidiSlots(self, bidi) if bidi else None
         """None: the connection has none."""
+        self.forgotten = 0
+        """Streams that were opened in vain: their early data was rejected."""
+        self.remembered_chain: Sequence[x509.Certificate] = ()
+        """The certificates that the peer showed when it gave the ticket of this connection."""
 
     # streams
 
@@ -99,8 +108,8 @@ class FlowConnection(QuicConnection):
 
     @property
     def opened(self) -> int:
-        """How many streams we opened."""
-        return self._local_next_stream_id_uni // 4
+        """How many streams we opened, those that were forgotten included."""
+        return self.forgotten + self._local_next_stream_id_uni // 4
 
     @property
     def opened_by_peer(self) -> int:
@@ -211,8 +220,8 @@ class FlowConnection(QuicConnection):
 
     @property
     def unconfirmed(self) -> bool:
-        """Whether both sides have the keys, and this one does not know it of the peer."""
-        return self._handshake_complete and not self._handshake_confirmed
+        """Whether this side does not know of the peer that it has all keys."""
+        return not self._handshake_confirmed
 
     @property
     def termination(self) -> ConnectionTerminated | None:
@@ -224,7 +233,7 @@ class FlowConnection(QuicConnection):
         """The certificates that the peer showed, its own first; empty: none."""
         context = getattr(self, "tls", None)
         if context is None or context._peer_certificate is None:
-            return []
+            return list(self.remembered_chain)
         return [context._peer_certificate, *context._peer_certificate_chain]
 
     @property
@@ -403,6 +412,8 @@ class BidiSlots:
         """``slots``: how many the FlowConnection ``connection`` lets the peer have at once."""
         self.agreed = False
         """Whether both sides want them."""
+        self.forgotten = 0
+        """Of those that we opened: in vain, as their early data was rejected."""
         self.taken: set[int] = set()
         """Streams of which the user has heard the end."""
         self._stopped: set[int] = set()
@@ -418,14 +429,15 @@ class BidiSlots:
     def openable(self) -> int:
         """How many more the peer lets us open now."""
         connection = self._connection
-        allowed: int = connection._remote_max_streams_bidi - self.opened
+        opened = connection._local_next_stream_id_bidi // 4
+        allowed: int = connection._remote_max_streams_bidi - opened
         return max(0, allowed) if self.agreed else 0
 
     @property
     def opened(self) -> int:
-        """How many we opened."""
+        """How many we opened, those that were forgotten included."""
         following: int = self._connection._local_next_stream_id_bidi
-        return following // 4
+        return self.forgotten + following // 4
 
     @property
     def opened_by_peer(self) -> int:
@@ -438,6 +450,19 @@ class BidiSlots:
         opened = self.opened_by_peer if number & 1 else self.opened
         return number >= BIDI and (number ^ BIDI) >> 1 < opened
 
+    def number_of(self, stream_id: int) -> int:
+        """The number that the carrier gives to a stream."""
+        theirs: bool = bool(stream_id & 1) is self._connection._is_client
+        index = stream_id >> 2
+        return BIDI | index << 1 | 1 if theirs else BIDI | index + self.forgotten << 1
+
+    def id_of(self, number: int) -> int:
+        """The id in QUIC of the stream with this number; below 0: it was forgotten."""
+        index, theirs = (number ^ BIDI) >> 1, number & 1
+        if not theirs:
+            index -= self.forgotten
+        return index << 2 | (theirs ^ (not self._connection._is_client))
+
     def open(self) -> SendBuffer:
         """Opens the next one; what sends on it."""
         connection = self._connection
@@ -445,6 +470,12 @@ class BidiSlots:
         connection._streams_queue.pop()  # as with those of one direction
         connection._promised += connection._window
         return self._own(stream)
+
+    def forget(self) -> None:
+        """Those that we opened so far are gone, and their ids are free."""
+        self.forgotten = self.opened
+        self.taken.clear()
+        self._stopped.clear()
 
     def sender(self, stream_id: int) -> SendBuffer | None:
         """What sends on an open stream; None: it is over."""
@@ -522,6 +553,28 @@ class BidiSlots:
         sender = SendBuffer(stream.stream_id, connection._totals, connection._wake)
         stream.sender = sender
         return sender
+
+
+def forget_streams(connection: Any) -> None:
+    """All streams that a FlowConnection has opened are gone, and so is what waits to be sent.
+
+    The next ones have the first ids again. The peer must not know of any of them.
+    """
+    for stream in connection._streams.all():
+        stream.sender.drop()
+        connection._promised -= stream.max_stream_data_local
+    connection.forgotten = connection.opened
+    if connection.bidi_streams is not None:
+        connection.bidi_streams.forget()
+    connection._streams.clear()
+    connection._streams.dirty.clear()
+    connection._streams_queue.clear()
+    connection._queued.clear()
+    connection._totals.released.clear()
+    connection._totals.finished.clear()
+    connection._datagrams_pending.clear()
+    connection._local_next_stream_id_uni = 2 + (not connection._is_client)
+    connection._local_next_stream_id_bidi = int(not connection._is_client)
 
 
 class _StreamTable(dict[int, Any]):

@@ -7,7 +7,7 @@ import copy
 import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from aioquic._buffer import Buffer as QuicBuffer
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
@@ -30,6 +30,7 @@ from aqueduct.carriers.quic.connection import QuicCarrier
 from aqueduct.carriers.quic.flow_control import capped_congestion_control
 from aqueduct.carriers.quic.packets import FastConnection
 from aqueduct.carriers.quic.path_mtu import BASE
+from aqueduct.carriers.quic.tickets import TicketRecord
 from aqueduct.carriers.quic.tls import server_configuration
 from aqueduct.carriers.quic.udp import (
     BURST_FRAMES,
@@ -65,7 +66,8 @@ async def listen(
 
     Port 0 takes a free one, the same for all. ``sockets`` are those of ``bind``, which are taken
     over. Raises ConfigError: the name does not resolve, the port is taken, or the certificate is
-    of no use. ``bidi``: clients that ask for bidirectional streams, by ALPN, have them.
+    of no use. ``bidi``: clients that ask for bidirectional streams, by ALPN, have them. If the
+    address has ``early_data=on``, these have tickets for early data, too.
     """
     configuration = server_configuration(config, tls, bidi=bidi)
     configuration.congestion_control_algorithm = capped_congestion_control(
@@ -106,6 +108,15 @@ class QuicListener:
         """First packets that have no place yet, by the connection id they are for."""
         self._admission: asyncio.TimerHandle | None = None
         self._retry = QuicRetryTokenHandler()
+        self._tickets: TicketRecord | None = None
+        """None: early data is not taken."""
+        if bidi and address.early_data:
+            settings = config.quic
+            self._tickets = TicketRecord(
+                settings.tickets, settings.ticket_lifetime, self._loop.time
+            )
+        self._early: set[QuicCarrier] = set()
+        """Those that were handed on before their handshake was complete."""
         self._accepting = True
         self._warned_at = -_WARN_EVERY
         self._delayed = 0
@@ -139,7 +150,7 @@ class QuicListener:
         self._waiting.clear()
         if self._admission is not None:
             self._admission.cancel()
-        for carrier in list(self._half_open):
+        for carrier in self._half_open.keys() - self._early:
             carrier.lose(ConnectionLost(f"{carrier.peer}: the listener was closed"))
         self._finish_if_idle()
 
@@ -165,10 +176,10 @@ class QuicListener:
                     token=header.token,
                     now=self._loop.time(),
                 )
+                retried = header.destination_cid
             except ValueError:
-                return None
-            retried = header.destination_cid
-        elif 2 * crowd >= self._config.quic.half_open:
+                pass  # of another program that was at this address: as good as none
+        if retried is None and 2 * crowd >= self._config.quic.half_open:
             # Half full: from now on a client has to show first that it has its address, so
             # that forged ones cannot take the rest.
             door.socket.send([(self._ask_again(header, address), address)])
@@ -189,6 +200,8 @@ class QuicListener:
             bidi=self._config.limits.channels + 1 if self._bidi else 0,
             original_destination_connection_id=original,
             retry_source_connection_id=retried,
+            early=self._tickets is not None,
+            **_ticket_handlers(self._tickets, lambda: quic.bidi_streams is not None),
         )
         carrier = QuicCarrier(
             quic,
@@ -201,14 +214,18 @@ class QuicListener:
         timeout = self._config.timing.connect_timeout
         self._places.add(carrier, origin_of(carrier.peer, None), self._loop.time())
         self._carriers[carrier] = set()
-        self._half_open[carrier] = self._loop.call_later(
-            timeout,
-            carrier.lose,
-            ConnectionLost(f"{carrier.peer} did not finish its handshake in {timeout:g} s"),
-        )
+        self._half_open[carrier] = self._loop.call_later(timeout, self._overdue, carrier, timeout)
         door.route(header.destination_cid, carrier)
         door.route(quic.host_cid, carrier)
         return carrier
+
+    def _overdue(self, carrier: QuicCarrier, timeout: float) -> None:
+        error = ConnectionLost(f"{carrier.peer} did not finish its handshake in {timeout:g} s")
+        if carrier in self._early:
+            # Its client is told, if it is there: or it might repeat what was read here already.
+            carrier.abandon(error)
+        else:
+            carrier.lose(error)
 
     def _let_wait(
         self, door: _Acceptor, header: QuicHeader, data: bytes, address: SocketAddress
@@ -266,14 +283,23 @@ class QuicListener:
             ),
         )
 
+    def accepted_early(self, carrier: QuicCarrier) -> None:
+        """A ticket is back: the connection is handed on, and keeps its place meanwhile."""
+        self._early.add(carrier)
+        self._on_carrier(carrier)
+
     def established(self, carrier: QuicCarrier) -> None:
         """A handshake is complete: the connection is handed on."""
         if self._leave(carrier):
-            self._on_carrier(carrier)
+            if carrier in self._early:
+                self._early.discard(carrier)
+            else:
+                self._on_carrier(carrier)
 
     def ended(self, carrier: QuicCarrier) -> None:
         """A connection is over: nothing of it stays in the tables."""
         self._leave(carrier)
+        self._early.discard(carrier)
         self._carriers.pop(carrier, None)
         self._finish_if_idle()
 
@@ -295,6 +321,10 @@ class QuicListener:
     def is_half_open(self, carrier: QuicCarrier) -> bool:
         """Whether its handshake is not over."""
         return carrier in self._half_open
+
+    def is_early(self, carrier: QuicCarrier) -> bool:
+        """Whether it was handed on, and its handshake is not over."""
+        return carrier in self._early
 
     def connection_ids(self, carrier: QuicCarrier) -> set[bytes]:
         """The ids routed to a carrier."""
@@ -318,6 +348,16 @@ class QuicListener:
                 len(self._half_open),
                 self._delayed,
             )
+
+
+def _ticket_handlers(record: TicketRecord | None, agreed: Callable[[], bool]) -> dict[str, Any]:
+    """What aioquic calls for tickets. They are for connections with bidirectional streams alone."""
+    if record is None:
+        return {}
+    return {
+        "session_ticket_fetcher": lambda name: record.take(name) if agreed() else None,
+        "session_ticket_handler": lambda ticket: record.add(ticket) if agreed() else None,
+    }
 
 
 class _Acceptor:
@@ -367,6 +407,9 @@ class _Acceptor:
         if carrier is not None:
             self._listener.connection_ids(carrier).discard(connection_id)
 
+    def accepted_early(self, carrier: QuicCarrier) -> None:
+        self._listener.accepted_early(carrier)
+
     def established(self, carrier: QuicCarrier) -> None:
         self._listener.established(carrier)
 
@@ -374,7 +417,7 @@ class _Acceptor:
         connection_ids = self._listener.connection_ids(carrier)
         for connection_id in connection_ids:
             self._routes.pop(connection_id, None)
-        if carrier.farewell:
+        if carrier.farewell or self._listener.is_early(carrier):
             repeats = carrier.farewell[:1] * _FAREWELLS
             self._farewells |= dict.fromkeys(connection_ids, repeats)
             # A client may send its first packet again for as long as it tries to connect.

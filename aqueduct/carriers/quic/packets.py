@@ -4,7 +4,8 @@ aioquic 1.7.2 copies each byte about ten times on its way into a packet and visi
 frame for it. After the handshake almost every packet holds STREAM frames alone; FastConnection
 writes those itself, straight from the written buffers, and reads them itself. Everything else
 (handshake, ACK, limits, resets, pings, DATAGRAM, migration, close, and whatever looks odd) goes
-the library's way, by the same packet numbers, keys, loss recovery and congestion control.
+the library's way, by the same packet numbers, keys, loss recovery and congestion control. So do
+the packets of early data, but for their STREAM frames.
 
 Beside ``flow_control`` this is the only module that touches what is private to aioquic; see
 ``tests/carriers/test_aioquic_names.py``.
@@ -13,7 +14,7 @@ Beside ``flow_control`` this is the only module that touches what is private to 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
 from aioquic import tls
@@ -26,18 +27,19 @@ from aioquic.quic.connection import (
     QuicReceiveContext,
 )
 from aioquic.quic.packet import QuicErrorCode, QuicPacketType, decode_packet_number
+from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
 from aioquic.quic.recovery import MAX_ACK_RANGES, QuicPacketPacer
 from aioquic.quic.stream import StreamFinishedError
 from cryptography.exceptions import InvalidTag
 
-from aqueduct.carriers.quic.flow_control import FlowConnection
+from aqueduct.carriers.quic.flow_control import FlowConnection, forget_streams
 from aqueduct.carriers.quic.path_mtu import BASE, PathMtu
 from aqueduct.carriers.quic.send_buffer import SendBuffer
 from aqueduct.carriers.quic.udp import RUN_BYTES, RUN_PACKETS, SocketAddress
 from aqueduct.carriers.quic.varint import decode_varint
 from aqueduct.config import DEFAULT
 
-__all__ = ["FastConnection", "FrameCount", "Pacer", "PacketBuilder"]
+__all__ = ["EarlyData", "FastConnection", "FrameCount", "Pacer", "PacketBuilder"]
 
 _TAG: Final = 16
 _PACKET_NUMBER: Final = 2
@@ -76,12 +78,14 @@ class FastConnection(FlowConnection):
         *args: Any,
         gaps: int = DEFAULT.quic.gaps,
         discover: bool = False,
+        early: bool = False,
         **kwargs: Any,
     ) -> None:
         """As FlowConnection.
 
         ``gaps``: how many a stream may have between the pieces that came. ``discover``: datagrams
-        become as large as the path takes; else their size is fixed.
+        become as large as the path takes; else their size is fixed. ``early``: with early data, if
+        the client has a ticket.
         """
         self.frames = FrameCount(self, gaps)
         super().__init__(*args, **kwargs)
@@ -93,6 +97,8 @@ class FastConnection(FlowConnection):
         self._key_sent = 0
         self._cached: tuple[Any, Any] | None = None
         self._path_mtu = PathMtu() if discover else None
+        self.early_data = EarlyData(self, self._loss) if early else None
+        """None: the connection has none."""
 
     # sending
 
@@ -175,6 +181,11 @@ class FastConnection(FlowConnection):
             self._key_sent += 1
 
     # packets
+
+    def _write_application(self, builder: QuicPacketBuilder, network_path: Any, now: float) -> None:
+        if self.early_data is not None and not self._handshake_complete:
+            self.early_data.write(builder)
+        super()._write_application(builder, network_path, now)
 
     def _general_pending(self, now: float) -> bool:
         """Whether there is anything to send for aioquic's own code."""
@@ -481,6 +492,88 @@ class FastConnection(FlowConnection):
             window.add(stop - 1)  # moves the window, and forgets what lies below it
 
 
+class EarlyData:
+    """What a connection sends before its handshake is complete (RFC 9001 section 4.6).
+
+    A client's leaves under the keys of its ticket, a server's answers under their final keys. If
+    the server has rejected the ticket, nothing has come of what the client has sent. aioquic would
+    send it again by itself; here it is taken back, with its streams, so that the user decides.
+    """
+
+    def __init__(self, connection: Any, recovery: Any) -> None:
+        """Of a FastConnection, and of its loss recovery."""
+        self._connection = connection
+        self._recovery = recovery
+        self._sent_in: Any = None
+        connection.frames.after_crypto = self._settle
+
+    @property
+    def allowed(self) -> bool:
+        """Whether a client may send, or a server takes what comes, before the handshake ends."""
+        connection = self._connection
+        if connection._handshake_complete:
+            return False
+        if connection._is_client:
+            valid: bool = connection._cryptos[tls.Epoch.ZERO_RTT].send.is_valid()
+            return valid
+        accepted: bool = connection.tls.early_data_accepted
+        return accepted
+
+    def write(self, builder: QuicPacketBuilder) -> None:
+        """STREAM frames, before what aioquic has to send."""
+        connection = self._connection
+        space, keys = connection._application()
+        if space is not self._sent_in:
+            if self._sent_in is not None:
+                self._lose(self._sent_in)  # a Retry has begun the handshake anew, and forgot them
+            self._sent_in = space
+        kind = QuicPacketType.ONE_RTT
+        if not keys.send.is_valid():
+            keys, kind = connection._cryptos[tls.Epoch.ZERO_RTT], QuicPacketType.ZERO_RTT
+        while keys.send.is_valid() and connection._data_queue:
+            builder.start_packet(kind, keys)
+            handlers: list[Any] = []
+            room = min(builder.remaining_buffer_space, builder.remaining_flight_space)
+            plain = connection._fill(room, handlers)
+            if not plain:
+                break
+            frame = builder.start_frame(plain[0], len(plain), _tell_all, (handlers,))
+            frame.push_bytes(plain[1:])
+
+    def _settle(self) -> None:
+        """A frame of the handshake was read. With the last one the server's decision is known."""
+        connection = self._connection
+        if not connection._handshake_complete:
+            return
+        connection.frames.after_crypto = _nothing
+        if connection._is_client and not connection.tls.early_data_accepted:
+            self._lose(connection._application()[0])
+            forget_streams(connection)
+            connection._data_queue.clear()
+            connection._remote_max_data_used = 0
+
+    def _lose(self, space: Any) -> None:
+        """What was sent in a packet number space never arrives."""
+        packets = list(space.sent_packets.values())
+        space.sent_packets.clear()
+        space.ack_eliciting_in_flight = 0
+        space.loss_time = None
+        self._recovery._cc.on_packets_expired(packets=[p for p in packets if p.in_flight])
+        for packet in packets:
+            for handler, arguments in packet.delivery_handlers:
+                handler(QuicDeliveryState.LOST, *arguments)
+
+
+def _tell_all(delivery: QuicDeliveryState, handlers: Sequence[Any]) -> None:
+    """A packet with several frames was delivered, or lost."""
+    for handler, arguments in handlers:
+        handler(delivery, *arguments)
+
+
+def _nothing() -> None:
+    pass
+
+
 class FrameCount:
     """How many frames came to a connection; watches what of them aioquic reads.
 
@@ -493,6 +586,8 @@ class FrameCount:
         contents of STREAM and DATAGRAM."""
         self.streams: Mapping[int, Any] = {}
         """Those of the connection by their numbers, once it has a place for them."""
+        self.after_crypto: Callable[[], None] = _nothing
+        """Called after each frame of the handshake."""
         self._connection = connection
         self._gaps = gaps
         connection._handle_stream_frame = self._stream
@@ -513,6 +608,7 @@ class FrameCount:
     def _crypto(self, context: QuicReceiveContext, frame_type: int, buf: QuicBuffer) -> None:
         QuicConnection._handle_crypto_frame(self._connection, context, frame_type, buf)
         self._check_gaps(self._connection._crypto_streams[context.epoch], frame_type)
+        self.after_crypto()
 
     def _datagram(self, context: QuicReceiveContext, frame_type: int, buf: QuicBuffer) -> None:
         start = buf.tell()

@@ -45,7 +45,7 @@ class SendBuffer:
     __slots__ = (
         "_acked", "_base", "_cursor", "_fin", "_fin_acked", "_fin_pending", "_first", "_frame",
         "_fresh", "_gaps", "_lost", "_reset_code", "_starts", "_stop", "_totals", "_views", "_wake",
-        "is_finished", "losses", "newly_released", "queued", "reset_pending", "stream_id",
+        "is_finished", "losses", "newly_released", "number", "queued", "reset_pending", "stream_id",
     )  # fmt: skip
 
     buffer_is_empty = True
@@ -53,6 +53,7 @@ class SendBuffer:
 
     def __init__(self, stream_id: int, totals: SendTotals, wake: Callable[[int], None]) -> None:
         self.stream_id = stream_id
+        self.number = -1  # that of the carrier, which sets it
         self.queued = False  # in the connection's queue of streams with data
         self.is_finished = False
         self.reset_pending = False

@@ -131,6 +131,7 @@ class StreamCarrier:
         """With ``tls``, or with an ``agreement`` about a link, these handshakes are over."""
         unix = self._unix = sock.family == socket.AF_UNIX
         self.is_client = is_client
+        self.early = False
         self.scheme = scheme
         self.loopback = not unix and on_loopback(sock)
         self.peer_credentials = credentials_of(sock)

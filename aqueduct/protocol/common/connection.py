@@ -126,6 +126,8 @@ class ConnectionCore:
         self._headers = headers
         self._headers_sent = False
         self._shared = shared
+        self.budget: ReceiveBudget = shared
+        """What its receivers hold, and which of them wait for room."""
         self._registry = registry
         self._prelude = prelude
         self._reader = reader
@@ -168,11 +170,6 @@ class ConnectionCore:
         return len(self._registry)
 
     @property
-    def budget(self) -> ReceiveBudget:
-        """What its receivers hold, and which of them wait for room."""
-        return self._shared
-
-    @property
     def held_streams(self) -> int:
         """Streams of the peer that ended while their bytes still wait here.
 
@@ -203,10 +200,11 @@ class ConnectionCore:
 
     # Inputs from the carrier
 
-    def start(self, now: float, datagram_limit: int = 0) -> None:
+    def start(self, now: float, datagram_limit: int = 0, early: bool = False) -> None:
         """The transport is up: the client says its headers at once.
 
-        ``datagram_limit``: the largest datagram in bytes, 0 if there are none.
+        ``datagram_limit``: the largest datagram in bytes, 0 if there are none. ``early``: see
+        Carrier; only the control-stream draft has early data.
         """
         if self.error is not None:
             return
@@ -216,6 +214,9 @@ class ConnectionCore:
         if self.is_client:
             self._headers_sent = True
             self._prelude.send(self._headers)
+
+    def early_decided(self, accepted: bool, now: float) -> None:
+        """The transport's handshake is complete, or a replay is ruled out; see the contract."""
 
     def openable_changed(self, count: int, now: float) -> None:
         """The carrier can open ``count`` more streams."""

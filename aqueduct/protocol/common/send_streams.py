@@ -52,13 +52,14 @@ class SendStreams(SendQueue):
         """Streams that wait elsewhere."""
         self.goes_on = False
         """Whether more waiting streams are to be opened once others had their turn."""
+        self.undecided = 0
+        """1 while all that was written may have to be written again."""
 
     # Inputs
 
     def openable_changed(self, count: int) -> None:
         """The carrier can now open ``count`` more streams, those in waiting effects included."""
-        self._openable = count - self._opened_since
-        self._most_openable = max(self._most_openable, count)
+        self._allow(count)
         self._open_waiting()
 
     def open_on(self) -> None:
@@ -116,8 +117,27 @@ class SendStreams(SendQueue):
             self._effects.append((effects.RESET, stream.number, code))
         self._kill(stream)
 
+    def withdraw(self, number: int, buffers: list[Any] | None = None) -> SendStream | None:
+        """A stream that the carrier has forgotten is unopened again; None: it was given up.
+
+        ``buffers``: all that was written on it, without VERSION. They wait here, before what waits
+        already; without them nothing is queued on the stream any more.
+        """
+        stream: SendStream | None = self._open.pop(number, None)
+        if stream is not None:
+            stream.number = -1
+            stream.guard = None
+            self._charge(stream, size_of(buffers or []) - stream.queued)
+            if buffers is not None:
+                stream.waiting = buffers
+                queue = self._control_waiting if stream.control else self._message_waiting
+                queue[stream] = None
+                queue.move_to_end(stream, last=False)
+        return stream
+
     def clear(self) -> None:
         """The connection is over."""
+        self.undecided = 0
         self._open.clear()
         self._left.clear()
         self._control_waiting.clear()
@@ -139,9 +159,9 @@ class SendStreams(SendQueue):
 
     @property
     def waiting(self) -> int:
-        """Streams that wait above the transport."""
+        """Streams that wait above the transport; at least 1 while all may have to be repeated."""
         waiting = len(self._control_waiting) + len(self._message_waiting)
-        return waiting + self._held_back + self.waiting_beside
+        return waiting + self._held_back + self.waiting_beside + self.undecided
 
     @property
     def open(self) -> int:

@@ -82,6 +82,29 @@ class BidiStreams:
         """The carrier sees the effects so far before it counts again."""
         self._opened_since = 0
 
+    def recount(self, held: int, *, forgotten: bool) -> None:
+        """``held`` streams more are opened in effects that the carrier has not seen.
+
+        ``forgotten``: they are not, nor is any other. It has forgotten all streams.
+        """
+        if forgotten:
+            self._next -= self._opened_since + held
+            self._openable = self._opened_since = 0
+        else:
+            self._opened_since += held
+
+    def repeat(self, number: int, frames: list[Any], *, fin: bool) -> None:
+        """All that was written on a forgotten stream waits, before what waits already."""
+        self._unended.discard(number)
+        owner = self.owners.pop(number, None)
+        _, code = self._resets.pop(number, (None, None))
+        stream = self._outgoing.withdraw(number)
+        if stream is not None:
+            waiting = self._waiting[stream] = _Waiting(frames, owner, fin, code)
+            self._outgoing.waiting_beside += 1
+            self._weigh(waiting, size_of(frames))
+            self._waiting.move_to_end(stream, last=False)
+
     def open(self, frames: list[Any], owner: Any) -> SendStream:
         """A stream of this side; ``owner``: whom the peer's answers are for."""
         if len(self._unended) > 2 * self._channels:
@@ -153,6 +176,8 @@ class BidiStreams:
     def clear(self) -> None:
         """The connection is over."""
         self._unended.clear()
+        for waiting in self._waiting.values():
+            self._outgoing.stalled_beside -= waiting.weight
         self._waiting.clear()
         self.goes_on = False
         self._resets.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aqueduct._speedups.base.accounts import Account
 from aqueduct.config import Config
-from aqueduct.errors import NoDatagrams
+from aqueduct.errors import ConnectionLost, NoDatagrams, RemoteProtocolError
 from aqueduct.protocol.common import effects
 from aqueduct.protocol.common.connection import ConnectionCore
 from aqueduct.protocol.common.context import ConnectionContext
@@ -12,6 +12,7 @@ from aqueduct.protocol.common.effects import BIDI
 from aqueduct.protocol.common.events import Headers
 from aqueduct.protocol.control_streams.bidi_streams import BidiStreams
 from aqueduct.protocol.control_streams.dispatch import ControlDispatcher
+from aqueduct.protocol.control_streams.early import EarlyReads, EarlyWrites
 from aqueduct.protocol.control_streams.frame_writer import ControlFrameWriter
 from aqueduct.protocol.control_streams.prelude import ControlPrelude
 from aqueduct.protocol.control_streams.registry import ControlRegistry
@@ -48,21 +49,52 @@ class ControlConnection(ConnectionCore):
         prelude = ControlPrelude(shared, registry, bidi)
         reader = ControlDispatcher(shared, registry, bidi, prelude, header_blocks=header_blocks)
         prelude.open_gate = reader.open_gate
+        self._early: EarlyWrites | None = None
+        """Of a client, until it is decided whether its early data counts."""
+        self._dispatcher = reader
         super().__init__(shared, headers, registry, prelude, reader)
 
-    def start(self, now: float, datagram_limit: int = 0) -> None:
+    def start(self, now: float, datagram_limit: int = 0, early: bool = False) -> None:
         """The transport is up. Without datagrams the draft does not work (AQ0-1)."""
         if not datagram_limit and self.error is None:
             self._shared.now = now
             self._fail(NoDatagrams("the transport has no datagrams, which the draft needs (AQ0-1)"))
             return
-        super().start(now, datagram_limit)
+        limit = self.config.limits.early_bytes
+        if early and self.is_client:
+            self._early = EarlyWrites(self.outgoing, self._bidi, limit)
+        elif early:
+            self._dispatcher.early = EarlyReads(limit)
+        super().start(now, datagram_limit, early)
+
+    def early_decided(self, accepted: bool, now: float) -> None:
+        """Early data counts from now on; that of a client, if not ``accepted``, is repeated."""
+        self._shared.now = now
+        early, self._early = self._early, None
+        if early is not None and accepted:
+            for number, size in early.accept(self._shared.effects).items():
+                self.written(number, size)
+            self._close_if_drained()
+        elif early is not None:
+            early.repeat(self._shared.effects)
+        elif self.error is None and not self.is_client:
+            try:
+                self._dispatcher.read_early()
+            except RemoteProtocolError as error:
+                self._fail(error)
+            self.use_room(now)
+
+    def openable_changed(self, count: int, now: float) -> None:
+        """The carrier can open ``count`` more streams."""
+        held = 0 if self._early is None else self._early.held_streams
+        super().openable_changed(count - held, now)
 
     def bidi_openable_changed(self, count: int, now: float) -> None:
         """The carrier can open ``count`` more bidirectional streams."""
         self._shared.now = now
         if self.error is None or self._closing is not None:
-            self._bidi.openable_changed(count)
+            held = 0 if self._early is None else self._early.held_bidi
+            self._bidi.openable_changed(count - held)
             self._close_if_drained()
 
     @property
@@ -84,6 +116,9 @@ class ControlConnection(ConnectionCore):
 
     def written(self, stream: int, size: int) -> bool:
         """Bytes of a stream of ours left the carrier. Returns ``waits``."""
+        if self._early is not None:
+            self._early.written(stream, size)
+            return self.waits
         waits = super().written(stream, size)
         if stream >= BIDI:
             self._bidi.written(stream)
@@ -94,4 +129,13 @@ class ControlConnection(ConnectionCore):
         """What the carrier is to do, in order."""
         found = super().effects_to_apply()
         self._bidi.effects_taken()
+        if self._early is not None:
+            found = self._early.leave(found)
+            if found and found[-1][0] == effects.CLOSE:
+                self._early = None
         return found
+
+    def connection_lost(self, error: ConnectionLost) -> None:
+        """The transport is gone. Early data is not repeated."""
+        super().connection_lost(error)
+        self._early = None

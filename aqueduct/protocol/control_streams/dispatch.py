@@ -24,6 +24,7 @@ from aqueduct.protocol.common.sender import RESET_LOST, SenderHalf
 from aqueduct.protocol.common.state import ReceiverInput
 from aqueduct.protocol.control_streams import ids
 from aqueduct.protocol.control_streams.bidi_streams import BidiStreams, is_mine
+from aqueduct.protocol.control_streams.early import EarlyReads
 from aqueduct.protocol.control_streams.prelude import ControlPrelude
 from aqueduct.protocol.control_streams.recv_streams import ControlRecvStream, ControlRecvStreams
 from aqueduct.protocol.control_streams.registry import ControlRegistry
@@ -51,6 +52,8 @@ class ControlDispatcher(StreamDispatcher):
         self._prelude = prelude
         self._header_blocks = header_blocks
         self.inlet: Callable[[int], DirectRead | None] = incoming.inlet
+        self.early: EarlyReads | None = None
+        """Of a server, what may be a replay."""
         self._handlers: dict[type, Callable[[ControlRecvStream, Any], None]] = {
             Version: self._on_version,
             codec.ConnectionControl: self._on_connection_control,
@@ -85,11 +88,16 @@ class ControlDispatcher(StreamDispatcher):
             stream.decoder.feed(data)
         if stream.postponed:
             self.incoming.hold(stream)
+            if self.early is not None:
+                self.early.came(len(data))
         else:
             self.read(stream)
 
     def feed_datagram(self, data: bytes) -> None:
         """One datagram of messages. Raises RemoteProtocolError."""
+        if self.early is not None:
+            self.arrivals.keep_early(data)
+            return
         decoder = self._decoder("datagram")
         decoder.feed(data)
         decoder.end()
@@ -121,11 +129,20 @@ class ControlDispatcher(StreamDispatcher):
         if self._prelude.is_stream(number):
             self._leave(stream)
             raise SequenceError("the connection control stream was reset (AQ0-19)")
-        unread = stream in self._paused or stream in self._postponed
+        unread = stream in self._paused or stream.postponed
         if unread and number >= BIDI and stream.owner is None:
             stream.gave_up = code  # its ChannelControl comes first, or its half would wait for ever
         else:
             self._give_up(stream, code)
+
+    def read_early(self) -> None:
+        """What was held may be no replay any more. Raises RemoteProtocolError."""
+        early, self.early = self.early, None
+        if early is not None:
+            self._postponed.update(early.streams)
+            self.read_on()
+            for data in self.arrivals.take_early():
+                self.feed_datagram(data)
 
     def read(self, stream: ControlRecvStream, frame: Any = None) -> None:
         """Reads what has come on a stream. Raises RemoteProtocolError."""
@@ -204,6 +221,7 @@ class ControlDispatcher(StreamDispatcher):
         super().clear()
         self._bidi.clear()
         self._registry.clear()
+        self.early = None
 
     # Streams
 
@@ -234,6 +252,8 @@ class ControlDispatcher(StreamDispatcher):
 
     def _opened(self, number: int) -> ControlRecvStream:
         stream: ControlRecvStream = self.incoming.opened(number)
+        if self.early is not None:
+            self.early.opened(stream)
         if number >= BIDI and is_mine(number):
             stream.owner = self._bidi.owners.pop(number, None)
         return stream
@@ -261,6 +281,8 @@ class ControlDispatcher(StreamDispatcher):
     def _give_up(self, stream: ControlRecvStream, code: int) -> None:
         self._postponed.pop(stream, None)
         self._paused.pop(stream, None)
+        if self.early is not None:
+            self.early.streams.pop(stream, None)
         self._leave(stream)
         self._end_answer(stream)
         if stream.owner is not None:

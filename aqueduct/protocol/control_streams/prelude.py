@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aqueduct._speedups.channels.encoder import VERSION
+from aqueduct._speedups.channels.sender import SendStream
 from aqueduct._speedups.control_streams import control_frames as codec
 from aqueduct.errors import SequenceError
 from aqueduct.protocol.common.context import ConnectionContext
-from aqueduct.protocol.common.effects import BIDI
 from aqueduct.protocol.common.events import Headers, HeadersReceived
 from aqueduct.protocol.control_streams.bidi_streams import BidiStreams
 from aqueduct.protocol.control_streams.registry import ControlRegistry
@@ -27,7 +27,9 @@ class ControlPrelude:
         self._shared = shared
         self._registry = registry
         self._bidi = bidi
-        self._stream = BIDI if shared.side == 0 else -1
+        self._number = -1
+        self._stream: SendStream | None = None
+        """Of a client, whose number is another one once early data was rejected."""
         self.peer_headers: Headers | None = None
         """The peer's connection headers, once they are in."""
         self.version_required = shared.side == 1
@@ -39,15 +41,15 @@ class ControlPrelude:
 
     def is_stream(self, number: int) -> bool:
         """Whether it is the connection control stream."""
-        return number == self._stream
+        return number == (self._number if self._stream is None else self._stream.number)
 
     def send(self, headers: Headers) -> None:
         """The connection headers of this side go out."""
         frame = codec.encode_connection_control(headers)
         if self._shared.side == 0:
-            self._bidi.open([frame], None)  # which puts Version before it
+            self._stream = self._bidi.open([frame], None)  # which puts Version before it
             return
-        self._bidi.write(self._bidi.answer(self._stream), [VERSION, frame])
+        self._bidi.write(self._bidi.answer(self._number), [VERSION, frame])
         self.version_required = False
         self._registry.open_entrypoint()
 
@@ -59,7 +61,7 @@ class ControlPrelude:
         if self.peer_headers is not None:
             raise SequenceError("ConnectionControl arrived twice (AQ0-19)")
         self.peer_headers = headers
-        self._stream = number
+        self._number = number
         self._shared.events.append(HeadersReceived(headers))
         if self._shared.side == 0:
             self._shared.outgoing.version_acknowledged = True

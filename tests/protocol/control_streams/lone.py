@@ -90,8 +90,9 @@ class Lone:
         datagrams: int = 1200,
         reads: bool = True,
         header_blocks: bool = False,
+        early: bool = False,
     ) -> None:
-        """``to``: what the core is; ``reads``: its bytes leave at once."""
+        """``to``: what the core is; ``reads``: its bytes leave at once; ``early``: see Carrier."""
         self.now = 0.0
         self.core = ControlConnection(
             is_client=to == "client", config=config, header_blocks=header_blocks
@@ -102,12 +103,19 @@ class Lone:
         self.accept = accept
         self.controls: dict[int, int] = {}
         self._uni = self._bidi = 0
-        self.core.start(0.0, datagrams)
+        self.core.start(0.0, datagrams, early)
         self.core.openable_changed(slots, 0.0)
         self.core.bidi_openable_changed(bidi_slots, 0.0)
         self.apply()
-        if greet:
+        if greet and not early:
             self.greet()
+
+    def decided(self, accepted: bool = True, slots: int = 1000, bidi_slots: int = 1000) -> None:
+        """The transport has decided on early data; the slots are those from now on."""
+        self.core.early_decided(accepted, self.now)
+        self.core.openable_changed(slots, self.now)
+        self.core.bidi_openable_changed(bidi_slots, self.now)
+        self.apply()
 
     def greet(self) -> None:
         """The peer's headers."""
