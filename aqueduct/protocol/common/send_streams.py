@@ -49,11 +49,9 @@ class SendStreams(SendQueue):
         self.stalled_beside = 0
         """Bytes of control frames that wait elsewhere, with what their streams weigh."""
         self.waiting_beside = 0
-        """Streams that wait elsewhere."""
+        """Streams that wait elsewhere; one more while all may have to be written again."""
         self.goes_on = False
         """Whether more waiting streams are to be opened once others had their turn."""
-        self.undecided = 0
-        """1 while all that was written may have to be written again."""
 
     # Inputs
 
@@ -137,7 +135,6 @@ class SendStreams(SendQueue):
 
     def clear(self) -> None:
         """The connection is over."""
-        self.undecided = 0
         self._open.clear()
         self._left.clear()
         self._control_waiting.clear()
@@ -159,9 +156,9 @@ class SendStreams(SendQueue):
 
     @property
     def waiting(self) -> int:
-        """Streams that wait above the transport; at least 1 while all may have to be repeated."""
+        """Streams that wait above the transport."""
         waiting = len(self._control_waiting) + len(self._message_waiting)
-        return waiting + self._held_back + self.waiting_beside + self.undecided
+        return waiting + self._held_back + self.waiting_beside
 
     @property
     def open(self) -> int:

@@ -52,7 +52,7 @@ class EarlyWrites:
         """Unidirectional streams that are opened in what is held."""
         self.held_bidi = 0
         """Bidirectional ones."""
-        outgoing.undecided = 1
+        outgoing.waiting_beside += 1
 
     def leave(self, wanted: list[effects.Effect]) -> list[effects.Effect]:
         """Of effects, what the carrier may do now."""
@@ -80,14 +80,14 @@ class EarlyWrites:
 
         Returns how many bytes of each stream have left.
         """
-        self._outgoing.undecided = 0
+        self._outgoing.waiting_beside -= 1
         waiting[:0] = self._held
         self._recount(forgotten=False)
         return self._left
 
     def repeat(self, waiting: list[effects.Effect]) -> None:
         """None of it counts: it waits for new streams, before all that waits already."""
-        self._outgoing.undecided = 0
+        self._outgoing.waiting_beside -= 1
         self._recount(forgotten=True)
         self.leave(waiting)  # these streams are unknown to the carrier, too
         waiting[:] = [
