@@ -39,7 +39,7 @@ from aqueduct.client.unary import PendingCall, UnaryCaller, UnaryCallers, UnaryR
 from aqueduct.closing import AsyncClosing
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Connection, Message, connect_for_calls
-from aqueduct.errors import AqueductError, DeadlineExceeded
+from aqueduct.errors import AqueductError, ConfigError, DeadlineExceeded
 from aqueduct.rpc.deadline import ProgressTimer
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.rpc.keys import ALIVE, Headers
@@ -77,7 +77,15 @@ class Client(AsyncClosing):
         token: str | bytes | None = None,
         compression: str = "",
     ) -> None:
-        """``connection`` is a client's; it belongs to the Client, which closes it."""
+        """``connection`` is a client's; it belongs to the Client, which closes it.
+
+        Raises ConfigError for channels of the control-stream draft, which ``aqueduct.connect`` made.
+        """
+        if not connection.takes_calls:
+            raise ConfigError(
+                f"the connection to {connection.peer} has plain channels of the control-stream "
+                "draft, whose messages have no headers; use Client.connect with the address"
+            )
         self.connection = connection
         self.address = address or connection.peer
         """The service's address, without options."""

@@ -87,6 +87,8 @@ class Connection(AsyncClosing):
         self.is_client = carrier.is_client
         self.config = config
         self.carrier = carrier
+        self.takes_calls = header_blocks or not carrier.bidi
+        """Whether messages have headers, which Arrow calls need."""
         self._process = accounts.process()
         self._process.opened()
         core: Callable[..., ConnectionCore] = ChannelConnection

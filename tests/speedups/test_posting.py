@@ -90,9 +90,6 @@ def test_what_is_not_plain_is_left_to_who_knows() -> None:
         for name, value in change.items():
             setattr(half, name, value)
         assert half.post(b"x", ()) is None and not streams.told
-    streams.posts = False
-    assert Half(streams).post(b"x", ()) is None and not streams.told
-    streams.posts = True
     unopened, dead = Half(streams, -1), Half(streams, 3)
     streams._open[3].dead = True
     assert [unopened.post(b"y", ()), dead.post(b"z", ())] == [0, 0]

@@ -260,6 +260,8 @@ cdef class DirectRead:
         payload that is landing."""
         self.run = None
         if room >= 0:
+            if self.decoder is None:
+                raise LocalProtocolError("open: an inlet made by landing takes no messages")
             self.run = MessageBatch.__new__(MessageBatch)
             self.run.pending = pending
             self.run._puts_off = True

@@ -44,13 +44,14 @@ cdef class RecvStream(CreditedStream):
     ``begun``: the first frame was seen and checked (AQ-28, AQ-R7). ``ignoring``: the rest is
     dropped, as the channel has no state or the stream was stopped (AQ-R24). ``postponed``: the rest
     is read in a later turn. ``head``: of a message that waits for admission. ``held``: it ended,
-    and its bytes still wait here. ``gathered``: bytes of a block of headers or attachments that is
-    not whole yet.
+    and its bytes still wait here. ``gathered``: bytes of headers and attachments that are not
+    admitted yet.
     ``partial``: payload bytes of the admitted message that is still landing; -1: none.
     """
 
     def __init__(self, int64_t number, int64_t limit, handlers, FrameDecoder decoder not None):
-        CreditedStream.__init__(self, number, limit)
+        self.number = number
+        self.limit = limit
         self.handlers = handlers
         self.decoder = decoder
         self.partial = -1
@@ -266,7 +267,8 @@ cdef class RecvStreams:
         stream.gathered = gathered
         if self._gathered > bound:
             raise LimitExceeded(
-                f"{self._gathered} bytes of headers and attachments wait to be whole; "
+                f"{self._gathered} bytes of headers and attachments wait for the rest of their "
+                "messages, or for room; "
                 f"Flow.receive_budget and Limits.frame_bytes allow {bound}"
             )
         return 0
@@ -378,8 +380,11 @@ cdef class RecvStreams:
 
     cpdef object credit(self, RecvStream stream):
         """Lets the peer send what the stream should have now."""
+        cdef int64_t gathered = stream.decoder.buffer.gathered
+        if stream.head is not None:
+            gathered += (<MessageHead?> stream.head).overhead
+        if gathered != stream.gathered:
+            self._weigh(stream, gathered)
         if stream.fin:
             return
-        if stream.decoder.buffer.gathered != stream.gathered:
-            self._weigh(stream, stream.decoder.buffer.gathered)
         self.granting.renew(stream, <int64_t> stream.decoder.buffer.reach(self._admitted))

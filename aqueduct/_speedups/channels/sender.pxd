@@ -44,8 +44,7 @@ cdef class SendQueue:
     cdef public Py_ssize_t _most_openable
     cdef Py_ssize_t _opened_since
     cdef public bint connected
-    cdef public bint posts          # whether ``post`` frames messages as the dialect does
-    cdef public object frames       # who frames them for it, in another dialect; None: it does
+    cdef public object frames       # what frames messages in another dialect; None: ``post`` does
     cdef public bint version_acknowledged
 
     cdef int _remember(self, SendStream stream) except -1

@@ -36,8 +36,7 @@ class SendQueue:
     _message_waiting: OrderedDict[SendStream, None]
     _most_openable: int
     connected: bool
-    posts: bool
-    frames: Callable[[int, int, Any, tuple[()], Any], list[Any]] | None
+    frames: Callable[[int, int, Any, Sequence[int], Any], list[Any]] | None
     version_acknowledged: bool
     queued: int
     process: Account

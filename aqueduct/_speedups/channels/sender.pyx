@@ -75,7 +75,6 @@ cdef class SendQueue:
     def __init__(self, list effects_out not None, flow, limits, sending, guard=None):
         """``sending``: the state of a half that may send. ``guard``: makes what watches the
         buffers of a stream, in debug."""
-        self.posts = True
         self.process = Account()
         self.process_budget = UNLIMITED
         self._open = {}
@@ -388,10 +387,7 @@ cdef class SenderBase:
         cdef Py_ssize_t size = 0
         cdef list buffers
         cdef uint64_t number
-        if (
-            stream is None or not self._ledger.posts
-            or self.error is not None or self.state is not self._ledger._sending
-        ):
+        if stream is None or self.error is not None or self.state is not self._ledger._sending:
             return None
         number = self.numbers.next
         if self._ledger.frames is None:

@@ -51,7 +51,7 @@ class Arrivals:
         stream.partial = head.size + head.overhead
         try:
             target = half.queue.place(head)
-            if stream.ignoring:  # the hook closed its own receiver
+            if half.error is not None:  # the hook closed its own receiver
                 return
             stream.decoder.admit(target)
         except Exception as error:  # noqa: BLE001 - the hook's error, or that of its buffer, ends the channel

@@ -24,17 +24,14 @@ __all__ = ["ControlFrameWriter"]
 class ControlFrameWriter:
     """See FrameWriter."""
 
-    __slots__ = ("_bidi", "_header_blocks", "_outgoing")
+    __slots__ = ("_bidi", "_outgoing")
 
     def __init__(
         self, outgoing: SendStreams, bidi: BidiStreams, *, header_blocks: bool = False
     ) -> None:
         """``header_blocks``: see ControlConnection."""
         self._outgoing = outgoing
-        self._header_blocks = header_blocks
-        # Each message names its channel.
-        outgoing.posts = header_blocks
-        outgoing.frames = codec.encode_control_message
+        outgoing.frames = codec.encode_control_message if header_blocks else _without_headers
         self._bidi = bidi
 
     def describe(self, channel: int) -> str:
@@ -87,15 +84,15 @@ class ControlFrameWriter:
 
         Those of a message have their place in front of its payload if the calls above agree on it.
         """
-        blocks = self._header_blocks
-        if (headers and not blocks) or any(each for _, each in attachments):
+        if any(each for _, each in attachments):
             raise LocalProtocolError(
-                "messages and attachments of the control-stream draft have no headers; put them in "
-                "the payload, or connect without dialect=control-streams"
+                "attachments of the control-stream draft have no headers; put them in the payload "
+                "of the message, or connect without dialect=control-streams"
             )
         channels = [channel for channel, _ in attachments]
-        named = headers if blocks else None
-        return codec.encode_control_message(half.channel, number, payload, channels, named)
+        frames = self._outgoing.frames
+        assert frames is not None
+        return frames(half.channel, number, payload, channels, headers)
 
     def begin(self, half: SenderHalf) -> list[Any]:
         """Nothing: each message names its channel."""
@@ -179,6 +176,17 @@ class ControlFrameWriter:
             self._bidi.write(half.control, [], fin=True)
         else:
             self._bidi.reset(half.control, code)
+
+
+def _without_headers(
+    channel: int, number: int, payload: Any, attachments: Sequence[int], headers: Headers
+) -> list[Any]:
+    if headers:
+        raise LocalProtocolError(
+            "messages of the control-stream draft have no headers; put them in the payload, or "
+            "connect without dialect=control-streams"
+        )
+    return codec.encode_control_message(channel, number, payload, attachments)
 
 
 def _alternating(spans: Iterable[tuple[int, int]], start: int) -> list[int]:

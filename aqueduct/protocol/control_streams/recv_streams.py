@@ -62,7 +62,7 @@ class ControlRecvStream(CreditedStream):
         self.ignoring = False
         self.postponed = False
         self.weight = 0
-        """Bytes of frames that are not whole, and of a control stream that waits."""
+        """Bytes of headers and attachments that are not admitted, and of a control stream."""
 
     @property
     def inside_message(self) -> bool:
@@ -183,14 +183,16 @@ class ControlRecvStreams:
         """
         decoder = stream.decoder
         weight = decoder.gathered
+        if stream.head is not None:
+            weight += stream.head.overhead
         if stream.number >= BIDI:
             weight += decoder.buffered
         self._weight += weight - stream.weight
         stream.weight = weight
         if self._weight > self._most_weight:
             raise LimitExceeded(
-                f"{self._weight} bytes of attachments, headers and control streams wait to be "
-                f"whole; Flow.receive_budget and Limits.frame_bytes allow {self._most_weight}"
+                f"{self._weight} bytes of attachments, headers and control streams wait for the rest "
+                f"of their messages, or for room; Flow.receive_budget and Limits.frame_bytes allow {self._most_weight}"
             )
 
     def credit(self, stream: ControlRecvStream) -> None:

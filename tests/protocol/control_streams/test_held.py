@@ -13,6 +13,7 @@ from aqueduct.errors import LimitExceeded
 from aqueduct.protocol.common import effects
 from aqueduct.protocol.common.sender import SenderHalf
 from tests.protocol.control_streams.lone import Lone, frames_of, message
+from tests.reference.control_streams import header_block
 
 KiB = 1 << 10
 MiB = 1 << 20
@@ -42,8 +43,29 @@ def test_attachments_that_are_never_whole_are_bounded_in_sum() -> None:
             if lone.core.error is None:
                 lone.on(number, bytes(60 * KiB))
     assert lone.core.error is not None
-    assert "wait to be whole; Flow.receive_budget" in str(lone.core.error)
+    assert "or for room; Flow.receive_budget" in str(lone.core.error)
     assert kept(lone) == 0, "a connection that is over keeps nothing"
+
+
+@pytest.mark.requirement("AQ0-R3")
+def test_headers_of_messages_that_wait_for_room_are_bounded_in_sum() -> None:
+    lone = Lone("server", SMALL, header_blocks=True)
+    block = header_block(((b"k", bytes(60 * KiB)),))
+    for number in range(100):
+        if lone.core.error is None:
+            sent = VERSION + message(0, number, block + bytes(5000))
+            stream = lone.say(sent[: 40 * KiB], fin=False)
+            lone.on(stream, sent[40 * KiB : -5000])
+            assert (
+                sum(
+                    stream.head.overhead
+                    for stream in lone.core.incoming.streams.values()
+                    if stream.head is not None
+                )
+                < 3 * MiB
+            )
+    assert lone.core.error is not None
+    assert isinstance(lone.core.error.__cause__, LimitExceeded)
 
 
 @pytest.mark.requirement("AQ0-R3")
