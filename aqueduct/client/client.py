@@ -79,7 +79,7 @@ class Client(AsyncClosing):
     ) -> None:
         """``connection`` is a client's; it belongs to the Client, which closes it.
 
-        Raises ConfigError for channels of the control-stream draft, which ``aqueduct.connect`` made.
+        Raises ConfigError for one of the control-stream draft that ``aqueduct.connect`` made.
         """
         if not connection.takes_calls:
             raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import aqueduct
 from aqueduct import Client, Service
 from aqueduct.errors import ConfigError
 from spark_udfs.options import _addresses
@@ -25,6 +26,15 @@ async def test_a_listener_serves_calls_of_both_dialects() -> None:
                 assert [batch async for batch in client.exchange("echo", [numbers(2)])] == [
                     numbers(2)
                 ]
+
+
+async def test_a_client_refuses_plain_channels_of_the_draft() -> None:
+    service = Service("s")
+    service.handler("echo")(lambda batch: batch)
+    async with service.serving(TCP + DRAFT, drain=0) as running:
+        async with await aqueduct.connect(running.addresses[0]) as connection:
+            with pytest.raises(ConfigError, match="has plain channels of the control-stream draft"):
+                Client(connection)
 
 
 def test_spark_takes_an_address_of_the_draft() -> None:

@@ -7,7 +7,7 @@ import pytest
 from aqueduct._speedups import channels as codec
 from aqueduct._speedups.channels.receiver import DirectRead
 from aqueduct._speedups.channels.tracker import ReceivedNumbers
-from aqueduct.errors import FrameError
+from aqueduct.errors import FrameError, LocalProtocolError
 from tests.protocol.channels.arriving import ROUTE, KiB, entry, server, taken
 from tests.reference import codec as model
 from tests.speedups.strategies import client_decoder, message
@@ -116,3 +116,12 @@ def test_a_connection_may_go_on_without_an_inlet(fin: bool) -> None:
     core.receive_stream(9, data[1000:], fin, 200.0)
     assert taken(core, 200.0) == [(0, PAYLOAD), (1, PAYLOAD)]
     assert core.error is None
+
+
+def test_an_inlet_for_one_payload_takes_no_messages() -> None:
+    inlet = DirectRead.landing(codec.FrameDecoder(from_server=True).buffer)
+    with pytest.raises(LocalProtocolError, match="takes no messages"):
+        inlet.open(100, -1, None)
+    assert inlet.stopped
+    with pytest.raises(TypeError, match="a decoder and numbers, or a buffer"):
+        DirectRead(None, 0, None, 0)  # type: ignore[arg-type]

@@ -191,8 +191,9 @@ class ControlRecvStreams:
         stream.weight = weight
         if self._weight > self._most_weight:
             raise LimitExceeded(
-                f"{self._weight} bytes of attachments, headers and control streams wait for the rest "
-                f"of their messages, or for room; Flow.receive_budget and Limits.frame_bytes allow {self._most_weight}"
+                f"{self._weight} bytes of attachments, headers and control streams wait for the "
+                "rest of their messages, or for room; Flow.receive_budget and Limits.frame_bytes "
+                f"allow {self._most_weight}"
             )
 
     def credit(self, stream: ControlRecvStream) -> None:

@@ -468,3 +468,23 @@ def test_small_messages_that_come_at_once_stop_at_a_full_queue() -> None:
     while pair.server.core.receive(pair.receiver, pair.now) is not None:
         taken += 1
     assert taken == 2000
+
+
+@pytest.mark.requirement("AQ-R31")
+def test_headers_of_messages_that_wait_for_room_are_bounded_in_sum() -> None:
+    flow = Flow(receive_budget=1 << 20, initial_window=65536, streams=200)
+    limits = Limits(frame_bytes=1 << 20)
+    calls = dataclasses.replace(DEFAULT.calls, fragment_bytes=1 << 19)
+    pair = Pair(dataclasses.replace(DEFAULT, flow=flow, limits=limits, calls=calls))
+    headers = ((b"k", bytes(60_000)),)
+    for number in range(100):
+        sent = b"".join(map(bytes, codec.encode_message(number, bytes(5000), headers)))
+        pair.client.inject(codec.encode_route_to(0), sent[:-5000], fin=False)
+        pair.run()
+        waiting = pair.server.core.incoming.streams.values()
+        kept = sum(stream.head.overhead for stream in waiting if stream.head is not None)
+        assert kept < 3 << 20
+        if pair.server.core.error is not None:
+            break
+    assert pair.server.core.error is not None
+    assert "or for room; Flow.receive_budget" in str(pair.server.core.error)

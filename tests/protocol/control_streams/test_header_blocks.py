@@ -107,4 +107,8 @@ def test_a_row_of_messages_is_framed_alike() -> None:
     assert b"".join(map(bytes, written[2])) == message(0, 1, BLOCK + b"payload")
     plain = Lone()
     plain.send(plain.sender, b"first")
-    assert plain.sender.post(b"payload", ()) is None
+    plain.applied.clear()
+    assert plain.sender.post(b"payload", ()) == 1
+    plain.apply()
+    (written,) = [effect for effect in plain.applied if effect[0] == effects.WRITE]
+    assert b"".join(map(bytes, written[2])) == message(0, 1, b"payload")

@@ -9,7 +9,7 @@ import pytest
 
 from aqueduct._speedups.channels.encoder import VERSION
 from aqueduct.config import DEFAULT, Config
-from aqueduct.errors import LimitExceeded
+from aqueduct.errors import LimitExceeded, LocalProtocolError
 from aqueduct.protocol.common import effects
 from aqueduct.protocol.common.sender import SenderHalf
 from tests.protocol.control_streams.lone import Lone, frames_of, message
@@ -103,8 +103,9 @@ def test_rows_of_messages_are_framed_as_the_draft_does() -> None:
     half: Any = lone.core.entrypoint
     assert isinstance(half, SenderHalf)
     lone.core.send(half, b"one", 0.0)
-    assert half.post(b"two", ()) is None, "its general way is the only one"
-    lone.core.send(half, b"two", 0.0)
+    with pytest.raises(LocalProtocolError, match="have no headers"):
+        half.post(b"two", ((b"k", b"v"),))
+    assert half.post(b"two", ()) == 1
     lone.apply()
     found = frames_of(lone.applied, 0, server=False)
     assert [bytes(frame.payload) for frame in found if hasattr(frame, "payload")] == [
