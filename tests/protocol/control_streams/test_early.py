@@ -15,7 +15,8 @@ from aqueduct.config import DEFAULT, Config, Limits
 from aqueduct.errors import ConnectionLost
 from aqueduct.protocol.common import effects
 from aqueduct.protocol.common.events import HeadersReceived
-from aqueduct.protocol.common.sender import Mode
+from aqueduct.protocol.common.receiver import ReceiverHalf
+from aqueduct.protocol.common.sender import Mode, SenderHalf
 from aqueduct.protocol.control_streams.connection import ControlConnection
 from tests.protocol.control_streams.lone import GREETING, Lone, message, mine, peers
 from tests.protocol.control_streams.pair import attach
@@ -369,6 +370,7 @@ def test_random_conversations_begin_early(early: str, seed: int) -> None:
 
 @pytest.mark.requirement("AQ0-R15")
 async def test_the_pump_tells_the_core() -> None:
+    """And the connection headers go before messages, which may be above the limit."""
     link = memory.pair(bidi=True)
     cores: list[ControlConnection] = []
     pumps: list[Pump] = []
@@ -378,7 +380,9 @@ async def test_the_pump_tells_the_core() -> None:
             cores[1].accept_headers((), 0.0)
 
     for carrier in (link.client, link.server):
-        core = ControlConnection(is_client=carrier.is_client, config=DEFAULT)
+        core = ControlConnection(is_client=carrier.is_client, config=limited(1000))
+        if isinstance(core.entrypoint, SenderHalf):
+            core.send(core.entrypoint, bytes(2000), 0.0)
         carrier.early = True
         pump = Pump(core, carrier, answer, lambda: None)
         carrier.attach(pump)
@@ -386,7 +390,7 @@ async def test_the_pump_tells_the_core() -> None:
         pumps.append(pump)
     client, server = cores
     link.run()
-    assert server.incoming.streams
+    assert list(server.incoming.streams) == [peers(0)]
     assert client._early is not None
     assert server.peer_headers is None
     for carrier, pump in zip((link.client, link.server), pumps, strict=True):
@@ -397,6 +401,8 @@ async def test_the_pump_tells_the_core() -> None:
     assert client.ready
     assert server.peer_headers == ()
     assert client.outgoing.queued == 0
+    assert isinstance(server.entrypoint, ReceiverHalf)
+    assert len(server.entrypoint.queue) == 1
     link.cut()
 
 
