@@ -32,7 +32,7 @@ MOST_LATE = 0.9
 """Seconds by which a packet may be overtaken. What is sent again is not sent again for longer:
 beyond a second a FORGET_CHANNEL may overtake the CLOSE_RECEIVER that it waited for (AQ-R24)."""
 
-SHORTEST_HOP: Final = 0.005
+SHORTEST_HOP: Final = 0.04
 """Seconds that a packet of a handshake takes at least, where there is early data."""
 REPLAYED_HOPS: Final = 6
 """So many later a replay begins."""

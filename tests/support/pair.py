@@ -92,10 +92,10 @@ class Side:
         self.core.receive_datagram(data, self.pair.now)
 
     def openable_changed(self) -> None:
-        self.core.openable_changed(self.carrier.openable, self.pair.now)
         if isinstance(self.core, ControlConnection):
             assert isinstance(self.carrier, NetworkCarrier)
             self.core.bidi_openable_changed(self.carrier.bidi_openable, self.pair.now)
+        self.core.openable_changed(self.carrier.openable, self.pair.now)
 
     def datagram_room_changed(self) -> None:
         self.core.datagram_room_changed(self.carrier.datagram_room, self.pair.now)

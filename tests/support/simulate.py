@@ -9,6 +9,7 @@ Prints for each run that failed what failed, its last steps, and the command tha
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import random
 import sys
 import traceback
@@ -25,7 +26,10 @@ LAST_STEPS: Final = 25
 DIALECTS: Final = ("channels", "control-streams")
 
 EARLY: Final = ("", "accept", "reject", "reject", "replay")
-"""What becomes of early data; drawn by itself, so that old seeds stay what they were."""
+"""What becomes of early data."""
+EARLY_BYTES: Final = (64 << 10, 8_000, 2_000)
+"""Of a client; a server allows the first."""
+EARLY_STEPS: Final = ("send", "send", "send", "finish", "cancel", "abandon")
 
 PROFILES: Final[dict[str, tuple[int, int]]] = {
     "any": (0, 3),
@@ -52,20 +56,28 @@ SHARES: Final = {
 class Driver:
     """Random steps of one world."""
 
-    def __init__(self, seed: int, profile: str, dialect: str, steps: int = 0) -> None:
-        """``steps``: so many; 0: a number of its own."""
+    def __init__(
+        self, seed: int, profile: str, dialect: str, steps: int = 0, early: str = ""
+    ) -> None:
+        """``steps``: so many; 0: a number of its own. ``early``: of EARLY; "": one is drawn."""
         self.rng = rng = random.Random(seed)
         first, stop = PROFILES[profile]
         control = dialect == "control-streams"
+        client = drawn_settings(rng, profile, datagrams=control)
+        server = rng.choice((None, drawn_settings(rng, profile, datagrams=control)))
+        beside = random.Random(seed)  # so that old seeds stay what they were
+        drawn_early = beside.choice(EARLY) if control else ""
+        early = early or drawn_early
+        client = dataclasses.replace(client, early_bytes=beside.choice(EARLY_BYTES))
         self.world = World(
-            drawn_settings(rng, profile, datagrams=control),
-            rng.choice((None, drawn_settings(rng, profile, datagrams=control))),
+            client,
+            server,
             seed,
             rng.choice(WEATHERS[:4]),
             (rng.choice(BIDI_CHOICES[first:stop]), rng.choice(BIDI_CHOICES[first:stop]))
             if control
             else None,
-            early=random.Random(seed).choice(EARLY) if control else "",
+            early=early,
         )
         self.largest = rng.choice((50, 3_000, 60_000, 200_000))
         self.burst = rng.choice((1, 1, 8, 40))
@@ -73,6 +85,11 @@ class Driver:
         drawn = rng.choice((20, 100, 100, 300))
         self.steps = steps or drawn
         self.ending = rng.choice(("", "", "", "", "", "", "cut", "close"))
+        if early:
+            self.rng = beside
+            for _ in range(beside.choice((0, 2, 6, 20))):
+                getattr(self, beside.choice(EARLY_STEPS))()
+            self.rng = rng
 
     def run(self) -> None:
         rng, world = self.rng, self.world
@@ -146,17 +163,21 @@ def drawn_settings(rng: random.Random, profile: str, *, datagrams: bool) -> Sett
     return Settings(**drawn)
 
 
-def replay(seed: int, profile: str, dialect: str, steps: int) -> str:
+def replay(seed: int, profile: str, dialect: str, steps: int, early: str = "") -> str:
     """The command that runs a seed again."""
     command = f"python -m tests.support.simulate --seeds {seed} --profile {profile}"
     if dialect != DIALECTS[0]:
         command += f" --dialect {dialect}"
+    if early:
+        command += f" --early {early}"
     return f"{command} --steps {steps}" if steps else command
 
 
-def run(seed: int, profile: str = "any", dialect: str = "channels", steps: int = 0) -> World:
+def run(
+    seed: int, profile: str = "any", dialect: str = "channels", steps: int = 0, early: str = ""
+) -> World:
     """One run. Raises what failed, with notes: the last steps, and how to replay it."""
-    driver = Driver(seed, profile, dialect, steps)
+    driver = Driver(seed, profile, dialect, steps, early)
     try:
         driver.run()
     except BaseException as error:
@@ -164,7 +185,7 @@ def run(seed: int, profile: str = "any", dialect: str = "channels", steps: int =
         error.add_note(f"{len(trace)} steps; {driver.world.settings}; the last ones:")
         for line in trace[-LAST_STEPS:]:
             error.add_note("  " + line)
-        error.add_note(f"replay: {replay(seed, profile, dialect, steps)}")
+        error.add_note(f"replay: {replay(seed, profile, dialect, steps, early)}")
         raise
     return driver.world
 
@@ -174,6 +195,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", default="0-99", help="one, or the first and the last")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="any")
     parser.add_argument("--dialect", choices=DIALECTS, default=DIALECTS[0])
+    parser.add_argument(
+        "--early", choices=sorted(set(EARLY)), default="", help="of the draft; drawn without it"
+    )
     parser.add_argument("--steps", type=int, default=0, help="of each run; 0: it draws a number")
     parser.add_argument("--trace", action="store_true", help="print every step")
     options = parser.parse_args(arguments)
@@ -181,7 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     for seed in range(int(first), int(last or first) + 1):
         try:
-            world = run(seed, options.profile, options.dialect, options.steps)
+            world = run(seed, options.profile, options.dialect, options.steps, options.early)
         except Exception:  # noqa: BLE001 - whatever a run fails with is its result
             failed += 1
             traceback.print_exc()

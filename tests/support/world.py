@@ -101,6 +101,7 @@ class Settings:
     late_headers: int = 0
     """Whether the server thinks before it answers the connection headers."""
     debug: int = 0
+    early_bytes: int = DEFAULT.limits.early_bytes
 
     @property
     def config(self) -> Config:
@@ -109,7 +110,7 @@ class Settings:
         return dataclasses.replace(
             DEFAULT,
             flow=Flow(**{name: value for name, value in values.items() if name in flow}),
-            limits=Limits(unacknowledged=self.unacknowledged),
+            limits=Limits(unacknowledged=self.unacknowledged, early_bytes=self.early_bytes),
             # The network may be as slow as it likes.
             timing=Timing(ack_delay=self.ack_delay / 1000, stall_deadline=1e9),
             debug=bool(self.debug),

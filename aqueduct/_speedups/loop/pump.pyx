@@ -66,9 +66,9 @@ cdef class Pump:
         cdef double now = self._time()
         self.last_input = now
         self.core.start(now, self.carrier.datagram_limit, self.carrier.early)
-        self.core.openable_changed(self.carrier.openable, now)
-        if self.carrier.bidi:
+        if self.carrier.bidi:  # first: the stream of the connection headers is one of them
             self.core.bidi_openable_changed(self.carrier.bidi_openable, now)
+        self.core.openable_changed(self.carrier.openable, now)
         self.core.datagram_room_changed(self.carrier.datagram_room, now)
 
     def early_decided(self, accepted):
@@ -116,11 +116,11 @@ cdef class Pump:
 
     def openable_changed(self):
         """See CarrierUser."""
-        self._guarded(self.core.openable_changed, self.carrier.openable, self._time())
         if self.carrier.bidi:
             self._guarded(
                 self.core.bidi_openable_changed, self.carrier.bidi_openable, self._time()
             )
+        self._guarded(self.core.openable_changed, self.carrier.openable, self._time())
 
     def datagram_room_changed(self):
         """See CarrierUser."""

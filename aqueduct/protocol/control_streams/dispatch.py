@@ -137,9 +137,6 @@ class ControlDispatcher:
             if number < BIDI or (is_mine(number) and number not in self._bidi.owners):
                 return
             stream = self._opened(number)
-        if self._prelude.is_stream(number):
-            self._leave(stream)
-            raise SequenceError("the connection control stream was reset (AQ0-19)")
         unread = stream in self._paused or stream.postponed
         if unread and number >= BIDI and stream.owner is None:
             stream.gave_up = code  # its ChannelControl comes first, or its half would wait for ever
@@ -310,6 +307,8 @@ class ControlDispatcher:
         if self.early is not None:
             self.early.streams.pop(stream, None)
         self._leave(stream)
+        if self._prelude.is_stream(stream.number):
+            raise SequenceError("the connection control stream was reset (AQ0-19)")
         self._end_answer(stream)
         if stream.owner is not None:
             self._control_reset(stream.owner, code)
