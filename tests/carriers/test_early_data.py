@@ -152,6 +152,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> TicketStore:
 # ------------------------------------------------------------------------- accepted
 
 
+@pytest.mark.requirement("AQ0-3")
 async def test_early_data_and_its_answer_need_one_round_trip() -> None:
     """The client's second flight is held back: all comes without it."""
     gate = Gate()
@@ -281,6 +282,7 @@ def half_open(address: Address) -> Iterator[None]:
 # ------------------------------------------------------------------------- rejected
 
 
+@pytest.mark.requirement("AQ0-2")
 async def test_a_ticket_that_comes_again_is_refused_and_all_arrives_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -332,6 +334,7 @@ async def test_a_ticket_that_comes_again_is_refused_and_all_arrives_once(
         assert len(here.accepted) == 3
 
 
+@pytest.mark.requirement("AQ0-2")
 async def test_stops_and_resets_name_the_streams_of_after_the_rejection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -357,6 +360,7 @@ async def test_stops_and_resets_name_the_streams_of_after_the_rejection(
         await user.until(lambda: user.stops == {1: 7, late: 8} and user.resets == {late: 9})
 
 
+@pytest.mark.requirement("AQ0-2")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("accepted", [True, False])
 async def test_all_arrives_once_where_packets_are_lost(
@@ -398,6 +402,7 @@ async def test_all_arrives_once_where_packets_are_lost(
         assert len(here.accepted) == count
 
 
+@pytest.mark.requirement("AQ0-2")
 async def test_what_was_rejected_takes_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than may be under way at first, so some of it has not left."""
     monkeypatch.setattr(CONNECT, "STORE", Again())
@@ -429,6 +434,7 @@ async def test_what_was_rejected_takes_no_window(monkeypatch: pytest.MonkeyPatch
         assert server.data == {THEIRS: b"late"}
 
 
+@pytest.mark.requirement("AQ0-3")
 async def test_a_first_flight_that_comes_again_is_not_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -464,6 +470,7 @@ async def test_a_first_flight_that_comes_again_is_not_read_again(
         assert here.accepted[2].data == {0: b"of a connection before"}
 
 
+@pytest.mark.requirement("AQ0-3")
 async def test_what_was_read_in_a_broken_handshake_is_not_read_in_another() -> None:
     """The client's packets come again after its connection has ended: it is told that it has."""
     gate = Gate()
@@ -513,6 +520,7 @@ async def test_a_client_that_gives_up_leaves_nothing_to_be_read_again() -> None:
         assert len(here.accepted) == 3
 
 
+@pytest.mark.requirement("AQ0-3")
 async def test_a_full_record_forgets_the_oldest_ticket() -> None:
     async with scene(config=settings(tickets=1)) as here:
         await here.ticket(DEFAULT)
@@ -522,6 +530,7 @@ async def test_a_full_record_forgets_the_oldest_ticket() -> None:
         await user.until(lambda: user.decisions == [False])
 
 
+@pytest.mark.requirement("AQ0-3")
 async def test_a_server_takes_no_ticket_that_is_too_old() -> None:
     async with scene(config=settings(ticket_lifetime=0.000_001)) as here:
         await here.ticket(DEFAULT)
@@ -543,6 +552,7 @@ async def test_a_client_uses_no_ticket_that_is_too_old() -> None:
 # ------------------------------------------------------------------------- off
 
 
+@pytest.mark.requirement("AQ0-R15")
 @pytest.mark.parametrize(("server", "client"), [(OFF, OFF), (ON, OFF), (OFF, ON)])
 async def test_it_is_off_if_one_side_has_not_turned_it_on(
     server: str, client: str, store: TicketStore
@@ -560,6 +570,7 @@ async def test_it_is_off_if_one_side_has_not_turned_it_on(
         assert len(store) == 0
 
 
+@pytest.mark.requirement("AQ0-R15")
 async def test_connections_without_bidirectional_streams_have_no_tickets(
     store: TicketStore,
 ) -> None:
@@ -602,6 +613,7 @@ async def test_tickets_of_clients_without_bidirectional_streams_are_none() -> No
             assert len(here.door._tickets) == 1
 
 
+@pytest.mark.requirement("AQ0-R15")
 async def test_several_workers_take_no_early_data() -> None:
     address = Address.parse(f"aqueduct://127.0.0.1:0?{ON}")
     for binding in (quic.bind(address, 2), bind([address], 2)):
@@ -734,6 +746,7 @@ async def test_a_close_right_away_brings_its_code_and_what_was_written(linger: f
 # ------------------------------------------------------------------------- tokens
 
 
+@pytest.mark.requirement("AQ0-2")
 async def test_a_token_is_shown_once_and_a_listener_that_does_not_know_it_goes_on(
     store: TicketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from aqueduct.address import Address
 from aqueduct.carriers.quic import dev_certificate
 from aqueduct.carriers.quic.tickets import TicketStore
 from aqueduct.config import DEFAULT
+from aqueduct.endpoint.accounts import process
 from aqueduct.errors import ConnectFailed
 from tests.carriers.early import CONNECT, Again, Gate
 
@@ -32,6 +33,13 @@ def accepted(connection: Connection) -> bool:
     """Whether the server has taken it."""
     carrier: Any = connection.carrier
     return bool(carrier._quic.tls.early_data_accepted)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Waits for what nothing reports."""
+    async with asyncio.timeout(DEADLINE):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
 
 class Scene:
@@ -64,6 +72,7 @@ class Scene:
             assert not offered(connection)
             await connection.entrypoint.send(b"first")
             await self.has(b"first")
+        await until(lambda: not self.server.connections)  # and nothing of it is under way
         self.messages.clear()
 
 
@@ -114,9 +123,7 @@ async def test_without_early_data_it_needs_two() -> None:
         await here.ticket()
         here.gate.answered, here.gate.shut = False, True
         connecting = asyncio.ensure_future(connect(here.address))
-        async with asyncio.timeout(DEADLINE):
-            while not here.gate.dropped:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: here.gate.dropped)
         assert not connecting.done()
         here.gate.shut = False
         async with await connecting as connection:
@@ -147,6 +154,7 @@ async def test_the_first_of_two_deadlines_says_what_was_missing() -> None:
         here.gate.cut = True
         with pytest.raises(ConnectFailed, match=r"handshake was not complete within 0\.2 s"):
             await connect(here.address, config=config)
+        await until(lambda: not process().connections)
 
 
 async def test_a_server_that_is_gone_is_a_failure_to_connect() -> None:
