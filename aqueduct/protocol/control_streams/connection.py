@@ -71,6 +71,8 @@ class ControlConnection(ConnectionCore):
         """Early data counts from now on; that of a client, if not ``accepted``, is repeated."""
         self._shared.now = now
         early, self._early = self._early, None
+        if self.error is not None and self._closing is None:
+            return
         if early is not None and accepted:
             for number, size in early.accept(self._shared.effects).items():
                 self.written(number, size)

@@ -419,3 +419,20 @@ def test_headers_alone_may_be_above_the_limit() -> None:
     (effect,) = heavy.effects_to_apply()
     assert effect[1] == mine(0)
     assert codec.encode_connection_control(((b"k", bytes(100)),)) in b"".join(map(bytes, effect[2]))
+
+
+@pytest.mark.requirement("AQ0-2")
+@pytest.mark.parametrize("accepted", [True, False])
+@pytest.mark.parametrize("code", [7, None], ids=["closed", "failed"])
+def test_a_decision_behind_the_end_changes_nothing(accepted: bool, code: int | None) -> None:
+    lone = Lone(early=True)
+    lone.send(lone.sender, b"one")
+    if code is None:
+        lone.core.fail_internal(ValueError("x"))
+    else:
+        lone.core.close(code, "over", 1.0)
+    lone.core.early_decided(accepted, 1.0)
+    assert lone.core.outgoing.waiting == 0
+    assert [effect[0] for effect in lone.core.effects_to_apply()] == [effects.CLOSE]
+    lone.core.early_decided(accepted, 1.0)
+    assert lone.core.outgoing.waiting == 0
