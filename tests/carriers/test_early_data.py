@@ -521,6 +521,63 @@ async def test_a_client_that_gives_up_leaves_nothing_to_be_read_again() -> None:
 
 
 @pytest.mark.requirement("AQ0-3")
+@pytest.mark.parametrize("ended", [False, True])
+async def test_what_was_read_before_the_answer_to_a_retry_is_not_read_with_it(ended: bool) -> None:
+    """A copy of the client's first packets comes between the Retry and the client's answer."""
+    gate = Gate()
+    async with scene(config=settings(half_open=2), relay=gate) as here:
+        await here.ticket()
+        gate.answered, gate.shut = False, True
+        gate.flight.clear()
+        with half_open(Address.parse(f"aqueduct://127.0.0.1:{here.port}?verify=off")):
+            await met(lambda: here.door.half_open == 1)
+            user = await here.client()
+            user.send(0, b"message", fin=True)
+            await met(lambda: gate.dropped)  # it has the Retry, and its answer is held back
+        for silent in list(here.door._half_open):
+            silent.lose(OVER)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.connect(("127.0.0.1", here.port))
+            for data in gate.flight:
+                sock.send(data)
+            server = await here.server(2)
+            await server.until_ended(0)
+            if ended:
+                server.carrier.abandon(OVER)  # type: ignore[attr-defined]
+            answers: list[bytes] = []
+            gate.heard = lambda way, data: answers.append(data) if way == "up" else None
+            gate.shut = False
+            await met(lambda: answers)
+            here.target = here.target.with_port(here.port)
+            await here.ticket(tls=quic.ClientTls(verify=False))  # all of that was read by then
+        assert user.decisions == []
+        assert len(here.accepted) == 3
+
+
+@pytest.mark.requirement("AQ0-3")
+async def test_early_data_from_another_address_is_not_read() -> None:
+    """Whose address it is has not been shown, and users hear of it as that of the client."""
+    gate = Gate()
+    async with scene(relay=gate) as here:
+        await here.ticket()
+        gate.answered, gate.cut = False, True
+        gate.flight.clear()
+        user = await here.client()
+        user.send(0, b"message", fin=True)
+        await met(lambda: gate.flight)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.bind(("127.0.0.66", 0))
+            sock.connect(("127.0.0.1", here.port))
+            for data in gate.flight:
+                sock.send(data)
+            await met(lambda: here.door.half_open == 1)
+            here.target = here.target.with_port(here.port)
+            await here.ticket(tls=quic.ClientTls(verify=False))
+        assert here.door.half_open == 1
+        assert len(here.accepted) == 2
+
+
+@pytest.mark.requirement("AQ0-3")
 async def test_a_full_record_forgets_the_oldest_ticket() -> None:
     async with scene(config=settings(tickets=1)) as here:
         await here.ticket(DEFAULT)
@@ -590,7 +647,7 @@ async def test_tickets_of_clients_without_bidirectional_streams_are_none() -> No
     async with scene() as here:
         await here.ticket()
         assert here.door._tickets is not None
-        (ticket,) = (one for one, _ in here.door._tickets._out.values())
+        (ticket,) = (one for one, *_ in here.door._tickets._out.values())
         ticket = dataclasses.replace(ticket, server_name="localhost")
         for offered in (None, ticket):
             given: list[Any] = []

@@ -14,6 +14,7 @@ from tests.carriers.users import TLS
 
 PARAMETERS = (ExtensionType.QUIC_TRANSPORT_PARAMETERS, b"parameters")
 CHAIN = certificates_of(TLS.certificate, "certificate")
+HOST = "192.0.2.1"
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -35,25 +36,32 @@ def ticket(name: bytes, **changes: object) -> SessionTicket:
 def test_a_listener_takes_each_ticket_back_once() -> None:
     record = TicketRecord(10, 5.0, lambda: 100.0)
     one, two = ticket(b"one"), ticket(b"two")
-    record.add(one)
-    record.add(two)
-    assert record.take(b"one") is one
-    assert record.take(b"one") is None
-    assert record.take(b"three") is None
+    record.add(one, HOST)
+    record.add(two, HOST)
+    assert record.take(b"one", HOST) is one
+    assert record.take(b"one", HOST) is None
+    assert record.take(b"three", HOST) is None
     assert len(record) == 1
+
+
+def test_a_listener_takes_a_ticket_back_from_who_has_it_alone() -> None:
+    record = TicketRecord(10, 5.0, lambda: 100.0)
+    record.add(ticket(b"one"), HOST)
+    assert record.take(b"one", "192.0.2.2") is None
+    assert len(record) == 0
 
 
 def test_a_listener_forgets_the_oldest_and_those_that_are_too_old() -> None:
     now = 100.0
     record = TicketRecord(2, 5.0, lambda: now)
     for name in (b"one", b"two", b"three"):
-        record.add(ticket(name))
+        record.add(ticket(name), HOST)
     assert len(record) == 2
-    assert record.take(b"one") is None
+    assert record.take(b"one", HOST) is None
     now = 104.9
-    assert record.take(b"two") is not None
+    assert record.take(b"two", HOST) is not None
     now = 105.0
-    assert record.take(b"three") is None
+    assert record.take(b"three", HOST) is None
     assert len(record) == 0
 
 

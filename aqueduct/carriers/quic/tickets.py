@@ -38,30 +38,32 @@ class Remembered:
 
 
 class TicketRecord:
-    """The tickets of one listener that are out. Each is taken back once.
+    """The tickets of one listener that are out. Each is taken back once, from whom it was given to.
 
-    At most ``limit``, each for ``lifetime`` seconds of ``clock``.
+    At most ``limit``, each for ``lifetime`` seconds of ``clock``. A ticket does not show that its
+    client has the address that it writes into its packets: only the one to which it was given has
+    shown that, in a whole handshake.
     """
 
     def __init__(self, limit: int, lifetime: float, clock: Callable[[], float]) -> None:
         self._limit = limit
         self._lifetime = lifetime
         self._clock = clock
-        self._out: dict[bytes, tuple[SessionTicket, float]] = {}
+        self._out: dict[bytes, tuple[SessionTicket, str, float]] = {}
 
     def __len__(self) -> int:
         return len(self._out)
 
-    def add(self, ticket: SessionTicket) -> None:
-        """A ticket goes out. The oldest is forgotten where there are too many."""
-        self._out[ticket.ticket] = ticket, self._clock() + self._lifetime
+    def add(self, ticket: SessionTicket, host: str) -> None:
+        """A ticket goes out to an IP address. The oldest is forgotten where there are too many."""
+        self._out[ticket.ticket] = ticket, host, self._clock() + self._lifetime
         while len(self._out) > self._limit:
             del self._out[next(iter(self._out))]
 
-    def take(self, name: bytes) -> SessionTicket | None:
-        """A ticket comes back, by its name; None: it is not known, or too old."""
-        ticket, until = self._out.pop(name, (None, 0.0))
-        return ticket if self._clock() < until else None
+    def take(self, name: bytes, host: str) -> SessionTicket | None:
+        """A ticket comes back, by its name; None: not known, too old, or of another IP address."""
+        ticket, owner, until = self._out.pop(name, (None, "", 0.0))
+        return ticket if host == owner and self._clock() < until else None
 
 
 class TicketStore:
