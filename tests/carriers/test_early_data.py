@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import random
 import socket
 import ssl
@@ -116,11 +117,12 @@ async def scene(
     *,
     relay: Relay | None = None,
     tls: Any = TLS,
+    host: str = "127.0.0.1",
     port: int = 0,
 ) -> AsyncIterator[Scene]:
     """Listens; cleaned up at the end."""
     made: list[Scene] = []
-    address = Address.parse(f"aqueduct://127.0.0.1:{port}?{options}")
+    address = Address.parse(f"aqueduct://{host}:{port}?{options}")
     door = await quic.listen(
         address, config, tls, lambda carrier: made[0].accept(carrier), bidi=True
     )
@@ -758,6 +760,52 @@ async def test_nobody_at_the_port_any_more(monkeypatch: pytest.MonkeyPatch) -> N
     await user.until(lambda: user.lost)
     assert "no server listens at its UDP port any more" in str(user.lost[0])
     assert user.decisions == []
+
+
+async def test_a_network_that_fails_ends_an_early_handshake() -> None:
+    """As any other handshake."""
+    gate = Gate()
+    async with scene(relay=gate) as here:
+        await here.ticket()
+        gate.cut = True
+        user = await here.client()
+        user.carrier._host._failed(OSError(errno.ENETUNREACH, "Network is unreachable"))  # type: ignore[attr-defined]
+        await user.until(lambda: user.lost)
+        assert user.lost[0].reason == "it cannot be reached (Network is unreachable)"
+
+
+async def test_a_network_that_fails_for_a_while_ends_no_connection() -> None:
+    async with scene() as here:
+        await here.ticket()
+        user = await here.client()
+        await user.until(lambda: user.decisions == [True])
+        user.carrier._host._failed(OSError(errno.ENETUNREACH, "Network is unreachable"))  # type: ignore[attr-defined]
+        user.send(0, b"message", fin=True)
+        await (await here.server(2)).until_ended(0)
+        assert user.lost == []
+
+
+async def test_the_addresses_of_a_name_are_tried_in_turn_with_a_ticket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is a ticket of a server that is gone. The last of them is sent early data."""
+
+    async def targets(address: Address, *_: Any) -> list[tuple[int, Any]]:
+        return [(socket.AF_INET, (host, address.port)) for host in ("127.0.0.2", "127.0.0.1")]
+
+    monkeypatch.setattr(CONNECT, "targets_of", targets)
+    async with scene(host="127.0.0.2") as here:
+        await here.ticket()
+        target, port = here.target, here.port
+    async with scene(port=port) as here:
+        here.target = target
+        for early in (False, True):
+            user = await here.client()
+            assert user.carrier.peer == f"127.0.0.1:{port}"
+            assert user.began_early is early
+            user.send(0, b"message", fin=True)
+            await (await here.server(1 + early)).until_ended(0)
+            await user.until(lambda: user.written_by)  # noqa: B023  the ticket came before
 
 
 async def test_the_handshake_of_an_early_connection_has_a_deadline() -> None:

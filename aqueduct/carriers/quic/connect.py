@@ -61,7 +61,8 @@ async def connect(
     ConnectFailed, which says for each what went wrong, and ConfigError for settings that cannot
     work. ``bidi``: with bidirectional streams, which the listener has to allow. If the address
     then has ``early_data=on`` and there is a ticket of the server, it returns at once, and the
-    carrier is ``early``. The handshake has the same time, and the carrier ends without it.
+    carrier is ``early``. The handshake has the same time, and the carrier ends without it. So only
+    the last of several addresses is sent early data: no other one could be tried after it.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + config.timing.connect_timeout
@@ -75,7 +76,8 @@ async def connect(
     problems: list[str] = []
     for index, (family, where) in enumerate(targets):
         share = (deadline - loop.time()) / (len(targets) - index)
-        attempt = _Attempt(address, config, wanted, trust, configuration, bidi)
+        last = index == len(targets) - 1
+        attempt = _Attempt(address, config, wanted, trust, configuration, bidi, last)
         try:
             return await attempt.run(family, where, share)
         except ConnectFailed as error:
@@ -96,8 +98,10 @@ class _Attempt:
         trust: Trust | None,
         configuration: QuicConfiguration,
         bidi: bool,
+        last: bool,
     ) -> None:
         self._bidi = bidi
+        self._last = last
         self._address = address
         self._config = config
         self._tls = tls
@@ -180,7 +184,7 @@ class _Attempt:
 
     def _remembered(self) -> Sequence[x509.Certificate]:
         """Makes ready what an earlier connection has left: whose certificates; empty: no ticket."""
-        if not self._early:
+        if not self._early or not self._last:
             return ()
         self._configuration.token = STORE.take_token(self._server)
         remembered = STORE.take(self._server, time.monotonic())
@@ -305,8 +309,11 @@ class _Attempt:
     def _failed(self, error: OSError) -> None:
         assert self._carrier is not None
         if error.errno != errno.ECONNREFUSED:
+            reason = self._unreachable(error)
             if not self._done.done():
-                self._end(self._failure(self._unreachable(error)))
+                self._end(self._failure(reason))
+            elif not self._complete:
+                self._carrier.lose(ConnectionLost(f"{self._carrier.peer}: {reason}", reason=reason))
             return
         self._refusals += 1
         if not self._done.done():
