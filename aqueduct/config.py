@@ -324,9 +324,10 @@ class Quic:
     congestion_control: str = "reno"
     """"reno" or "cubic"."""
     tickets: Count = 1024
-    """Tickets for early data that a listener has given out and takes back. A client keeps as many
-    for all its servers, each with up to 16 KiB of certificates. Above this the oldest is forgotten:
-    a connection with it sends its early data again."""
+    """Tickets for early data that a listener has given out and takes back. Above this the oldest is
+    forgotten: a connection with it sends its early data again. A client's process keeps as many for
+    all its servers, at most 8 of one server, each with up to 16 KiB of certificates. If its
+    connections have several of these settings, the largest counts for the process."""
     ticket_lifetime: Seconds = 3600.0
     """Such a ticket is of use for so long, at most for a day."""
 

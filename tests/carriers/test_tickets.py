@@ -92,6 +92,43 @@ def test_a_client_keeps_so_many_for_all_servers() -> None:
     assert len(store) == 0
 
 
+def left(store: TicketStore, server: object) -> list[bytes]:
+    """The tickets of a server, the newest first."""
+    found = iter(lambda: store.take(server, 0.0), None)
+    return [one.ticket.ticket for one in found if one is not None]
+
+
+def test_a_client_keeps_so_many_of_one_server() -> None:
+    store = TicketStore()
+    store.keep("another", ticket(b"one"), CHAIN, 10.0, 20)
+    for number in range(10):
+        store.keep("server", ticket(b"%d" % number), CHAIN, 10.0, 20)
+    assert left(store, "server") == [b"%d" % number for number in range(9, 1, -1)]
+    assert left(store, "another") == [b"one"]
+
+
+def test_a_server_that_gives_many_tickets_takes_no_place_from_others() -> None:
+    store = TicketStore()
+    store.keep("another", ticket(b"one"), CHAIN, 10.0, 3)
+    for number in range(10):
+        store.keep("server", ticket(b"%d" % number), CHAIN, 10.0, 3)
+    assert left(store, "another") == [b"one"]
+    assert left(store, "server") == [b"9", b"8"]
+
+
+def test_a_connection_with_a_smaller_setting_takes_nothing_from_others() -> None:
+    store = TicketStore()
+    for number in range(5):
+        store.keep(number, ticket(b"%d" % number), CHAIN, 10.0, 10)
+        store.keep_token(number, b"%d" % number, 10)
+    for name in (b"one", b"two"):
+        store.keep("server", ticket(name), CHAIN, 10.0, 1)
+        store.keep_token("server", name, 1)
+    assert left(store, "server") == [b"two"]
+    assert [left(store, number) for number in range(5)] == [[b"%d" % n] for n in range(5)]
+    assert [store.take_token(number) for number in range(5)] == [b"%d" % n for n in range(5)]
+
+
 def test_a_client_keeps_no_ticket_that_is_of_no_use() -> None:
     store = TicketStore()
     for useless in (

@@ -26,6 +26,7 @@ __all__ = ["STORE", "Remembered", "TicketRecord", "TicketStore"]
 _PARAMETERS: Final = ExtensionType.QUIC_TRANSPORT_PARAMETERS
 _LARGEST: Final = 1024  # bytes: the first packet has room for it
 _CHAIN: Final = 16 << 10
+_OF_ONE: Final = 8  # tickets of one server: each connection uses up one, and is given another
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +73,14 @@ class TicketStore:
     Each is given out once: two connections with one ticket could be linked by who listens, and the
     server would refuse the second. A ``server`` is what both connections have in common. Any
     thread may call.
+
+    The bound is the largest that any connection has asked for. A server that gives many takes no
+    place from others: its own oldest ticket goes first.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._limit = 0
         self._tickets: dict[int, tuple[Hashable, Remembered, float]] = {}
         self._tokens: dict[Hashable, bytes] = {}
         self._serial = 0
@@ -92,7 +97,10 @@ class TicketStore:
         until: float,
         limit: int,
     ) -> None:
-        """Keeps a ticket that allows early data until the time ``until``, and ``limit`` in all."""
+        """Keeps a ticket that allows early data until the time ``until``.
+
+        ``limit``: how many there may be in all, and of this server if it is below 8.
+        """
         extensions = [one for one in ticket.other_extensions if one[0] == _PARAMETERS]
         size = len(ticket.ticket) + sum(len(data) for _, data in extensions)
         certificates = sum(len(one.public_bytes(Encoding.DER)) for one in chain)
@@ -107,7 +115,13 @@ class TicketStore:
         with self._lock:
             self._serial += 1
             self._tickets[self._serial] = server, kept, until
-            self._bound(limit)
+            self._limit = max(self._limit, limit)
+            its = [serial for serial, (whose, *_) in self._tickets.items() if whose == server]
+            full = len(self._tickets) > self._limit
+            if len(its) > (1 if full else min(limit, _OF_ONE)):
+                del self._tickets[its[0]]
+            elif full:
+                del self._tickets[next(iter(self._tickets))]
 
     def take(self, server: Hashable, now: float) -> Remembered | None:
         """The newest ticket of a server; None: there is none. Those that are too old go."""
@@ -126,7 +140,9 @@ class TicketStore:
             with self._lock:
                 self._tokens.pop(server, None)
                 self._tokens[server] = token
-                self._bound(limit)
+                self._limit = max(self._limit, limit)
+                if len(self._tokens) > self._limit:
+                    del self._tokens[next(iter(self._tokens))]
 
     def take_token(self, server: Hashable) -> bytes:
         """A token for the next connection to a server; b"": there is none."""
@@ -139,12 +155,6 @@ class TicketStore:
         self._tickets.clear()
         self._tokens.clear()
         own(self)
-
-    def _bound(self, limit: int) -> None:
-        while len(self._tickets) > limit:
-            del self._tickets[next(iter(self._tickets))]
-        while len(self._tokens) > limit:
-            del self._tokens[next(iter(self._tokens))]
 
 
 STORE: Final = TicketStore()
