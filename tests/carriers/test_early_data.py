@@ -608,6 +608,40 @@ async def test_a_client_uses_no_ticket_that_is_too_old() -> None:
         assert user.decisions == []
 
 
+async def test_a_ticket_is_for_the_version_of_quic_that_gave_it(store: TicketStore) -> None:
+    """What was sent before a server asks for another version may have been read already."""
+    async with scene() as here:
+        await asyncio.gather(here.client(), here.client())
+        await met(lambda: len(store) == 2)
+        await here.server(2)
+        versions = here.door._configuration.supported_versions
+        assert len(versions) > 1
+        here.door._configuration.supported_versions = versions[1:]
+        user = await here.client()
+        assert user.began_early
+        user.send(0, b"message", fin=True)
+        await user.until(lambda: user.lost)
+        assert "Could not find a common protocol version" in str(user.lost[0])
+        assert user.decisions == []
+        assert len(store) == 0  # nor is the other one of use
+        await here.ticket()  # without a ticket the two agree on the other version
+        user = await here.client()
+        await user.until(lambda: user.decisions == [True])
+        assert user.carrier._quic.version == versions[1]  # type: ignore[attr-defined]
+
+
+async def test_a_listener_takes_no_ticket_of_another_version(store: TicketStore) -> None:
+    async with scene() as here:
+        await here.ticket()
+        (serial,) = store._tickets
+        server, kept, until = store._tickets[serial]
+        versions = here.door._configuration.supported_versions
+        store._tickets[serial] = server, dataclasses.replace(kept, version=versions[1]), until
+        user = await here.client()
+        assert user.began_early
+        await user.until(lambda: user.decisions == [False])
+
+
 # ------------------------------------------------------------------------- off
 
 
@@ -701,20 +735,33 @@ async def test_a_ticket_is_for_who_is_trusted_in_the_same_way() -> None:
         assert user.began_early
 
 
-async def test_a_server_with_another_certificate_gets_nothing() -> None:
+async def test_a_server_with_another_certificate_gets_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """At the port of the one that has given the ticket."""
     async with scene() as here:
         await here.ticket()
         target, port = here.target, here.port
     async with scene(port=port, tls=quic.dev_certificate()) as here:
         here.target = target
+        came: list[Any] = []
+        accept = here.door.accept
+
+        def accepting(*arguments: Any) -> Any:
+            came.append(accept(*arguments))
+            return came[-1]
+
+        monkeypatch.setattr(here.door, "accept", accepting)
         user = await here.client()
         assert user.began_early
         user.send(0, b"secret", fin=True)
         await user.until(lambda: user.lost)
         assert "the server's certificate is" in str(user.lost[0])
         assert user.decisions == []
-        assert all(server.data == {} for server in here.accepted)
+        await met(lambda: here.door.connections == 0)
+        assert here.accepted == []
+        (carrier,) = came
+        assert carrier.snapshot()["received"] == 0
 
 
 async def test_a_server_with_another_certificate_that_is_trusted_has_a_name_of_its_own() -> None:
@@ -741,7 +788,7 @@ async def test_certificates_of_a_ticket_are_checked_again(
         other = quic.dev_certificate()
         chain = certificates_of(other.certificate, "certificate")
         store.take(kept[0], 0.0)
-        store.keep(kept[0], kept[1].ticket, chain, kept[2], 10)
+        store.keep(kept[0], kept[1].ticket, chain, kept[1].version, kept[2], 10)
         user = await here.client()
         assert not user.began_early
         await here.server(2)

@@ -68,13 +68,14 @@ def test_a_listener_forgets_the_oldest_and_those_that_are_too_old() -> None:
 def test_a_client_uses_the_newest_ticket_of_a_server_and_each_once() -> None:
     store = TicketStore()
     for name in (b"one", b"two"):
-        store.keep("server", ticket(name), CHAIN, 10.0, 8)
-    store.keep("another", ticket(b"three"), CHAIN, 10.0, 8)
+        store.keep("server", ticket(name), CHAIN, 1, 10.0, 8)
+    store.keep("another", ticket(b"three"), CHAIN, 1, 10.0, 8)
     first, second = store.take("server", 9.0), store.take("server", 9.0)
     assert first is not None
     assert second is not None
     assert (first.ticket.ticket, second.ticket.ticket) == (b"two", b"one")
     assert first.chain == tuple(CHAIN)
+    assert first.version == 1
     assert first.ticket.other_extensions == [PARAMETERS]
     assert store.take("server", 9.0) is None
     assert store.take("another", 10.0) is None  # too old
@@ -84,7 +85,7 @@ def test_a_client_uses_the_newest_ticket_of_a_server_and_each_once() -> None:
 def test_a_client_keeps_so_many_for_all_servers() -> None:
     store = TicketStore()
     for number in range(5):
-        store.keep(number, ticket(b"%d" % number), CHAIN, 10.0, 3)
+        store.keep(number, ticket(b"%d" % number), CHAIN, 1, 10.0, 3)
         store.keep_token(number, b"%d" % number, 3)
     assert len(store) == 6
     assert [store.take(number, 0.0) is not None for number in range(5)] == [False] * 2 + [True] * 3
@@ -100,18 +101,18 @@ def left(store: TicketStore, server: object) -> list[bytes]:
 
 def test_a_client_keeps_so_many_of_one_server() -> None:
     store = TicketStore()
-    store.keep("another", ticket(b"one"), CHAIN, 10.0, 20)
+    store.keep("another", ticket(b"one"), CHAIN, 1, 10.0, 20)
     for number in range(10):
-        store.keep("server", ticket(b"%d" % number), CHAIN, 10.0, 20)
+        store.keep("server", ticket(b"%d" % number), CHAIN, 1, 10.0, 20)
     assert left(store, "server") == [b"%d" % number for number in range(9, 1, -1)]
     assert left(store, "another") == [b"one"]
 
 
 def test_a_server_that_gives_many_tickets_takes_no_place_from_others() -> None:
     store = TicketStore()
-    store.keep("another", ticket(b"one"), CHAIN, 10.0, 3)
+    store.keep("another", ticket(b"one"), CHAIN, 1, 10.0, 3)
     for number in range(10):
-        store.keep("server", ticket(b"%d" % number), CHAIN, 10.0, 3)
+        store.keep("server", ticket(b"%d" % number), CHAIN, 1, 10.0, 3)
     assert left(store, "another") == [b"one"]
     assert left(store, "server") == [b"9", b"8"]
 
@@ -119,10 +120,10 @@ def test_a_server_that_gives_many_tickets_takes_no_place_from_others() -> None:
 def test_a_connection_with_a_smaller_setting_takes_nothing_from_others() -> None:
     store = TicketStore()
     for number in range(5):
-        store.keep(number, ticket(b"%d" % number), CHAIN, 10.0, 10)
+        store.keep(number, ticket(b"%d" % number), CHAIN, 1, 10.0, 10)
         store.keep_token(number, b"%d" % number, 10)
     for name in (b"one", b"two"):
-        store.keep("server", ticket(name), CHAIN, 10.0, 1)
+        store.keep("server", ticket(name), CHAIN, 1, 10.0, 1)
         store.keep_token("server", name, 1)
     assert left(store, "server") == [b"two"]
     assert [left(store, number) for number in range(5)] == [[b"%d" % n] for n in range(5)]
@@ -137,8 +138,8 @@ def test_a_client_keeps_no_ticket_that_is_of_no_use() -> None:
         ticket(bytes(1025)),
         ticket(b"one", other_extensions=[(PARAMETERS[0], bytes(1025))]),
     ):
-        store.keep("server", useless, CHAIN, 10.0, 8)
-    store.keep("server", ticket(b"one"), CHAIN * 100, 10.0, 8)
+        store.keep("server", useless, CHAIN, 1, 10.0, 8)
+    store.keep("server", ticket(b"one"), CHAIN * 100, 1, 10.0, 8)
     store.keep_token("server", b"", 8)
     store.keep_token("server", bytes(1025), 8)
     assert len(store) == 0
@@ -155,7 +156,7 @@ def test_a_token_takes_the_place_of_an_older_one_and_is_used_once() -> None:
 
 def test_a_forked_child_has_none_of_its_parents() -> None:
     store = TicketStore()
-    store.keep("server", ticket(b"one"), CHAIN, 10.0, 8)
+    store.keep("server", ticket(b"one"), CHAIN, 1, 10.0, 8)
     store.keep_token("server", b"one", 8)
     child = os.fork()
     if not child:

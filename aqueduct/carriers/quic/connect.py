@@ -191,6 +191,8 @@ class _Attempt:
         if remembered is None or self._distrust(remembered.chain) is not None:
             return ()
         self._configuration.session_ticket = remembered.ticket
+        # No other version: a server that asked for one could not read what is early data here.
+        self._configuration.supported_versions = [remembered.version]
         return remembered.chain
 
     def _handlers(self) -> dict[str, Any]:
@@ -203,7 +205,9 @@ class _Attempt:
         settings = self._config.quic
         lifetime = (ticket.not_valid_after - ticket.not_valid_before).total_seconds()
         until = time.monotonic() + min(lifetime, settings.ticket_lifetime)
-        STORE.keep(self._server, ticket, self._quic.peer_chain, until, settings.tickets)
+        chain, version = self._quic.peer_chain, self._quic.version
+        assert version is not None
+        STORE.keep(self._server, ticket, chain, version, until, settings.tickets)
 
     def _keep_token(self, token: bytes) -> None:
         STORE.keep_token(self._server, token, self._config.quic.tickets)
@@ -283,6 +287,10 @@ class _Attempt:
             self._end(self._why(error))
         if self._overdue is not None:
             self._overdue.cancel()
+            if not self._complete:
+                STORE.forget(
+                    self._server
+                )  # the next handshake is a full one, which may fare better
         if self._socket is not None:
             self._socket.close()
 

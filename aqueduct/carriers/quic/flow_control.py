@@ -229,6 +229,11 @@ class FlowConnection(QuicConnection):
         return self._close_event if self._state in END_STATES else None
 
     @property
+    def version(self) -> int | None:
+        """The version of QUIC that is spoken; None: not known yet."""
+        return self._version
+
+    @property
     def peer_chain(self) -> list[x509.Certificate]:
         """The certificates that the peer showed, its own first; empty: none."""
         context = getattr(self, "tls", None)

@@ -19,6 +19,7 @@ from aioquic.quic.packet import (
     pull_quic_header,
 )
 from aioquic.quic.retry import QuicRetryTokenHandler
+from aioquic.tls import SessionTicket
 
 from aqueduct.address import Address
 from aqueduct.carriers.binding import listens
@@ -205,7 +206,7 @@ class QuicListener:
             original_destination_connection_id=original,
             retry_source_connection_id=retried,
             early=self._tickets is not None,
-            **_ticket_handlers(self._tickets, address[0], lambda: quic.bidi_streams is not None),
+            **_ticket_handlers(self._tickets, address[0], lambda: quic),
         )
         carrier = QuicCarrier(
             quic,
@@ -355,15 +356,22 @@ class QuicListener:
 
 
 def _ticket_handlers(
-    record: TicketRecord | None, host: str, agreed: Callable[[], bool]
+    record: TicketRecord | None, host: str, connection: Callable[[], FastConnection]
 ) -> dict[str, Any]:
     """What aioquic calls for tickets. They are for connections with bidirectional streams alone."""
     if record is None:
         return {}
-    return {
-        "session_ticket_fetcher": lambda name: record.take(name, host) if agreed() else None,
-        "session_ticket_handler": lambda ticket: record.add(ticket, host) if agreed() else None,
-    }
+
+    def take(name: bytes) -> SessionTicket | None:
+        quic = connection()
+        return None if quic.bidi_streams is None else record.take(name, (host, quic.version))
+
+    def add(ticket: SessionTicket) -> None:
+        quic = connection()
+        if quic.bidi_streams is not None:
+            record.add(ticket, (host, quic.version))
+
+    return {"session_ticket_fetcher": take, "session_ticket_handler": add}
 
 
 class _Acceptor:

@@ -36,6 +36,8 @@ class Remembered:
     ticket: SessionTicket
     chain: tuple[x509.Certificate, ...]
     """The certificates that the server showed: with a ticket it shows none again."""
+    version: int
+    """The version of QUIC that was spoken. A ticket is not for another (RFC 9369 section 5)."""
 
 
 class TicketRecord:
@@ -50,21 +52,24 @@ class TicketRecord:
         self._limit = limit
         self._lifetime = lifetime
         self._clock = clock
-        self._out: dict[bytes, tuple[SessionTicket, str, float]] = {}
+        self._out: dict[bytes, tuple[SessionTicket, object, float]] = {}
 
     def __len__(self) -> int:
         return len(self._out)
 
-    def add(self, ticket: SessionTicket, host: str) -> None:
-        """A ticket goes out to an IP address. The oldest is forgotten where there are too many."""
-        self._out[ticket.ticket] = ticket, host, self._clock() + self._lifetime
+    def add(self, ticket: SessionTicket, client: Hashable) -> None:
+        """A ticket goes out. The oldest is forgotten where there are too many.
+
+        ``client``: what must be the same when it comes back, its IP address and version of QUIC.
+        """
+        self._out[ticket.ticket] = ticket, client, self._clock() + self._lifetime
         while len(self._out) > self._limit:
             del self._out[next(iter(self._out))]
 
-    def take(self, name: bytes, host: str) -> SessionTicket | None:
-        """A ticket comes back, by its name; None: not known, too old, or of another IP address."""
-        ticket, owner, until = self._out.pop(name, (None, "", 0.0))
-        return ticket if host == owner and self._clock() < until else None
+    def take(self, name: bytes, client: Hashable) -> SessionTicket | None:
+        """A ticket comes back, by its name; None: not known, too old, or of another client."""
+        ticket, owner, until = self._out.pop(name, (None, None, 0.0))
+        return ticket if client == owner and self._clock() < until else None
 
 
 class TicketStore:
@@ -94,6 +99,7 @@ class TicketStore:
         server: Hashable,
         ticket: SessionTicket,
         chain: Sequence[x509.Certificate],
+        version: int,
         until: float,
         limit: int,
     ) -> None:
@@ -111,7 +117,7 @@ class TicketStore:
             or certificates > _CHAIN
         ):
             return
-        kept = Remembered(replace(ticket, other_extensions=extensions), tuple(chain))
+        kept = Remembered(replace(ticket, other_extensions=extensions), tuple(chain), version)
         with self._lock:
             self._serial += 1
             self._tickets[self._serial] = server, kept, until
@@ -133,6 +139,12 @@ class TicketStore:
                 elif whose == server:
                     found = serial
             return None if found is None else self._tickets.pop(found)[1]
+
+    def forget(self, server: Hashable) -> None:
+        """Keeps no ticket of a server any more."""
+        with self._lock:
+            for serial in [one for one, (whose, *_) in self._tickets.items() if whose == server]:
+                del self._tickets[serial]
 
     def keep_token(self, server: Hashable, token: bytes, limit: int) -> None:
         """Keeps what a server has sent by NEW_TOKEN; the newest takes the place of another."""
