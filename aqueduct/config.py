@@ -161,7 +161,8 @@ class Limits:
     early_bytes: Bytes = 64 * KiB
     """Bytes on streams that a client sends as early data (0-RTT), and that a server holds of it.
     Each stream counts as 512 more. Above this a client waits for the handshake to be complete, and
-    a server closes the connection."""
+    a server closes the connection. A server over QUIC holds none: once it has taken a ticket back,
+    Flow.initial_window and Flow.receive_budget bound what comes, as for any other data."""
 
     def __post_init__(self) -> None:
         check_fields(self)
