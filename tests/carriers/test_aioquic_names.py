@@ -79,7 +79,6 @@ OF_THE_CONNECTION: dict[str, Any] = {
     "_state": connection.QuicConnectionState,
     "_streams": dict,
     "_streams_queue": list,
-    "_version": int,
 }
 
 

@@ -19,7 +19,7 @@ from aqueduct.address import Address
 from aqueduct.carriers.binding import targets_of
 from aqueduct.carriers.certificates import ClientTls, client_tls, fingerprint_of
 from aqueduct.carriers.quic.connection import QuicCarrier
-from aqueduct.carriers.quic.flow_control import capped_congestion_control
+from aqueduct.carriers.quic.flow_control import capped_congestion_control, version_of
 from aqueduct.carriers.quic.packets import FastConnection
 from aqueduct.carriers.quic.path_mtu import BASE
 from aqueduct.carriers.quic.tickets import STORE
@@ -205,8 +205,7 @@ class _Attempt:
         settings = self._config.quic
         lifetime = (ticket.not_valid_after - ticket.not_valid_before).total_seconds()
         until = time.monotonic() + min(lifetime, settings.ticket_lifetime)
-        chain, version = self._quic.peer_chain, self._quic.version
-        assert version is not None
+        chain, version = self._quic.peer_chain, version_of(self._quic)
         STORE.keep(self._server, ticket, chain, version, until, settings.tickets)
 
     def _keep_token(self, token: bytes) -> None:

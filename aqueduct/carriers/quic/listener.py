@@ -28,7 +28,7 @@ from aqueduct.carriers.contract import Carrier
 from aqueduct.carriers.places import Places, origin_of
 from aqueduct.carriers.quic.binding import bind
 from aqueduct.carriers.quic.connection import QuicCarrier
-from aqueduct.carriers.quic.flow_control import capped_congestion_control
+from aqueduct.carriers.quic.flow_control import capped_congestion_control, version_of
 from aqueduct.carriers.quic.packets import FastConnection
 from aqueduct.carriers.quic.path_mtu import BASE
 from aqueduct.carriers.quic.tickets import TicketRecord
@@ -364,12 +364,12 @@ def _ticket_handlers(
 
     def take(name: bytes) -> SessionTicket | None:
         quic = connection()
-        return None if quic.bidi_streams is None else record.take(name, (host, quic.version))
+        return None if quic.bidi_streams is None else record.take(name, (host, version_of(quic)))
 
     def add(ticket: SessionTicket) -> None:
         quic = connection()
         if quic.bidi_streams is not None:
-            record.add(ticket, (host, quic.version))
+            record.add(ticket, (host, version_of(quic)))
 
     return {"session_ticket_fetcher": take, "session_ticket_handler": add}
 
