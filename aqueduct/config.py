@@ -161,7 +161,8 @@ class Limits:
     early_bytes: Bytes = 64 * KiB
     """Bytes on streams that a client sends as early data (0-RTT), and that a server holds of it.
     Each stream counts as 512 more. Above this a client waits for the handshake to be complete, and
-    a server closes the connection."""
+    a server closes the connection. A server over QUIC holds none: once it has taken a ticket back,
+    Flow.initial_window and Flow.receive_budget bound what comes, as for any other data."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -324,9 +325,10 @@ class Quic:
     congestion_control: str = "reno"
     """"reno" or "cubic"."""
     tickets: Count = 1024
-    """Tickets for early data that a listener has given out and takes back. A client keeps as many
-    for all its servers, each with up to 16 KiB of certificates. Above this the oldest is forgotten:
-    a connection with it sends its early data again."""
+    """Tickets for early data that a listener has given out and takes back. Above this the oldest is
+    forgotten: a connection with it sends its early data again. A client's process keeps as many for
+    all its servers, at most 8 of one server, each with up to 16 KiB of certificates. If its
+    connections have several of these settings, the largest counts for the process."""
     ticket_lifetime: Seconds = 3600.0
     """Such a ticket is of use for so long, at most for a day."""
 

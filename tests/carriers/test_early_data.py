@@ -1,14 +1,12 @@
-"""Early data over QUIC: when it is sent, when it is taken, and that nothing of it comes twice."""
+"""Early data over QUIC: when it is sent, when it is taken, and what comes of it if it is not."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
+import errno
 import random
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -20,125 +18,26 @@ from aioquic.tls import Epoch
 from aqueduct.address import Address
 from aqueduct.carriers import quic
 from aqueduct.carriers.certificates import certificates_of
-from aqueduct.carriers.contract import BIDI
 from aqueduct.carriers.quic.packets import FastConnection
 from aqueduct.carriers.quic.tickets import TicketStore
-from aqueduct.carriers.quic.tls import client_configuration
-from aqueduct.config import DEFAULT, Config
+from aqueduct.config import DEFAULT
 from aqueduct.endpoint.server import bind
 from aqueduct.errors import ConfigError, LocalProtocolError
-from tests.carriers.early import CONNECT, Again, Gate
+from tests.carriers.early import (
+    CONNECT,
+    MINE,
+    OFF,
+    ON,
+    THEIRS,
+    Again,
+    EarlyUser,
+    Gate,
+    half_open,
+    scene,
+    settings,
+)
 from tests.carriers.relay import Relay
-from tests.carriers.users import DEADLINE, OVER, TLS, Recorder, met, timing
-
-ON = "dialect=control-streams&early_data=on"
-OFF = "dialect=control-streams"
-MINE, THEIRS = BIDI, BIDI | 1
-"""The first bidirectional stream of this side, and that of the other side."""
-
-
-def settings(config: Config = DEFAULT, **changes: Any) -> Config:
-    return dataclasses.replace(config, quic=dataclasses.replace(config.quic, **changes))
-
-
-class EarlyUser(Recorder):
-    """A user that also keeps what it hears of early data."""
-
-    def __init__(self, carrier: Any, config: Config = DEFAULT) -> None:
-        super().__init__(carrier, config)
-        self.began_early = False
-        self.decisions: list[bool] = []
-        self.windows: list[dict[str, Any]] = []
-        """Snapshots of before early data and of the decision on it."""
-
-    def connected(self) -> None:
-        self.began_early = self.carrier.early
-        self.windows.append(self.carrier.snapshot())
-        super().connected()
-
-    def early_decided(self, accepted: bool) -> None:
-        self._alive()
-        self._check(self.began_early and not self.carrier.early, "a decision about nothing")
-        self._check(not self.data, "data before the decision")
-        self.decisions.append(accepted)
-        self.windows.append(self.carrier.snapshot())
-        self._check(len(self.decisions) == 1, "decided twice")
-
-
-class Scene:
-    """A listener, and what came to it."""
-
-    def __init__(self, door: quic.QuicListener, config: Config, relay: Relay | None) -> None:
-        self.door = door
-        self.config = config
-        self.relay = relay
-        self.port = Address.parse(door.addresses[0]).port
-        self.target = Address.parse(door.addresses[0])
-        self.accepted: list[EarlyUser] = []
-        self.ends: list[EarlyUser] = []
-
-    def accept(self, carrier: Any) -> None:
-        self.accepted.append(EarlyUser(carrier, self.config))
-
-    async def client(
-        self, config: Config | None = None, tls: Any = None, **options: str
-    ) -> EarlyUser:
-        """Connects."""
-        target = self.target
-        target = dataclasses.replace(target, options={**target.options, **options})
-        carrier = await quic.connect(target, config or self.config, tls, bidi=True)
-        user = EarlyUser(carrier, config or self.config)
-        self.ends.append(user)
-        await user.until(lambda: user.begun)
-        return user
-
-    async def ticket(self, config: Config | None = None, tls: Any = None) -> None:
-        """A whole connection, in which the client is given a ticket."""
-        came = len(self.accepted)
-        user = await self.client(config, tls)
-        user.send(0, b"of a connection before", fin=True)
-        await (await self.server(came + 1)).until_ended(0)
-        await user.until(lambda: user.written_by)  # the ticket came before
-        user.carrier.close(0, "")
-        await user.until(lambda: user.lost)
-        await self.accepted[-1].until(lambda: self.accepted[-1].lost)
-
-    async def server(self, count: int) -> EarlyUser:
-        """The user of the connection with this number, once it is there."""
-        await met(lambda: len(self.accepted) >= count)
-        return self.accepted[count - 1]
-
-
-@contextlib.asynccontextmanager
-async def scene(
-    options: str = ON,
-    config: Config = DEFAULT,
-    *,
-    relay: Relay | None = None,
-    tls: Any = TLS,
-    port: int = 0,
-) -> AsyncIterator[Scene]:
-    """Listens; cleaned up at the end."""
-    made: list[Scene] = []
-    address = Address.parse(f"aqueduct://127.0.0.1:{port}?{options}")
-    door = await quic.listen(
-        address, config, tls, lambda carrier: made[0].accept(carrier), bidi=True
-    )
-    here = Scene(door, config, relay)
-    made.append(here)
-    if relay is not None:
-        here.target = here.target.with_port(await relay.start(here.port))
-    try:
-        yield here
-    finally:
-        for user in (*here.ends, *here.accepted):
-            user.carrier.abandon(OVER)  # type: ignore[attr-defined]
-        door.close()
-        await asyncio.wait_for(door.wait_closed(), DEADLINE)
-        if relay is not None:
-            relay.close()
-        for user in (*here.ends, *here.accepted):
-            assert not user.failures, user.failures
+from tests.carriers.users import DEADLINE, TLS, met, timing
 
 
 @pytest.fixture(autouse=True)
@@ -261,22 +160,6 @@ async def test_early_data_survives_a_retry() -> None:
             assert server.data == {THEIRS: b"question", 0: b"m" * 5000}
             await user.until(lambda: user.decisions == [True])
             await user.until(lambda: user.written_by == {MINE: 8, 0: 5000})
-
-
-@contextlib.contextmanager
-def half_open(address: Address) -> Iterator[None]:
-    """A client that sends its first packet and no more."""
-    connection = FastConnection(
-        client_configuration(address, DEFAULT, quic.ClientTls(verify=False)),
-        streams=16,
-        initial_window=1000,
-    )
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.connect((address.host, address.port))
-        connection.connect(sock.getpeername(), now=0.0)
-        for data, _where in connection.datagrams_to_send(0.0):
-            sock.send(data)
-        yield
 
 
 # ------------------------------------------------------------------------- rejected
@@ -434,121 +317,6 @@ async def test_what_was_rejected_takes_no_window(monkeypatch: pytest.MonkeyPatch
         assert server.data == {THEIRS: b"late"}
 
 
-@pytest.mark.requirement("AQ0-3")
-async def test_a_first_flight_that_comes_again_is_not_read_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("aqueduct.carriers.quic.listener._FAREWELL_TIME", 0.0)
-    gate = Gate()
-    async with scene(relay=gate) as here:
-        await here.ticket()
-        gate.flight.clear()
-        gate.answered = False
-        user = await here.client()
-        user.send(0, b"m" * 3000, fin=True)
-        server = await here.server(2)
-        await server.until_ended(0)
-        assert len(gate.flight) > 1
-        flight = list(gate.flight)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            sock.connect(("127.0.0.1", here.port))
-            for data in flight:
-                sock.send(data)
-            user.send(1, b"next", fin=True)
-            await server.until_ended(1)  # all of that was read by then
-            user.carrier.close(0, "")
-            await server.until(lambda: server.lost)
-            await met(lambda: here.door.connections == 0)
-            await asyncio.sleep(0)
-            for data in flight:
-                sock.send(data)
-            await met(lambda: here.door.half_open == 1)
-            await here.ticket(tls=quic.ClientTls(verify=False))
-        assert here.door.half_open == 1  # it has no keys for a handshake
-        assert len(here.accepted) == 3
-        assert server.data == {0: b"m" * 3000, 1: b"next"}
-        assert here.accepted[2].data == {0: b"of a connection before"}
-
-
-@pytest.mark.requirement("AQ0-3")
-async def test_what_was_read_in_a_broken_handshake_is_not_read_in_another() -> None:
-    """The client's packets come again after its connection has ended: it is told that it has."""
-    gate = Gate()
-    short = timing(connect_timeout=0.3)
-    async with scene(config=short, relay=gate) as here:
-        await here.ticket()
-        gate.answered, gate.shut = False, True
-        gate.flight.clear()
-        user = await here.client(DEFAULT)
-        user.send(0, b"message", fin=True)
-        server = await here.server(2)
-        await server.until_ended(0)
-        await server.until(lambda: server.lost)
-        assert "did not finish its handshake" in str(server.lost[0])
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            sock.connect(("127.0.0.1", here.port))
-            for data in gate.flight:
-                sock.send(data)
-            gate.shut = False
-            await here.ticket(tls=quic.ClientTls(verify=False))
-        await user.until(lambda: user.lost)
-        assert len(here.accepted) == 3
-        assert here.door.connections == 0
-
-
-async def test_a_client_that_gives_up_leaves_nothing_to_be_read_again() -> None:
-    gate = Gate()
-    async with scene(relay=gate) as here:
-        await here.ticket()
-        gate.answered, gate.deaf = False, True
-        gate.flight.clear()
-        user = await here.client()
-        user.send(0, b"message", fin=True)
-        server = await here.server(2)
-        await server.until_ended(0)
-        flight = list(gate.flight)
-        user.carrier.abandon(OVER)  # type: ignore[attr-defined]
-        await server.until(lambda: server.lost)
-        assert not user.decisions
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            sock.connect(("127.0.0.1", here.port))
-            for data in flight:
-                sock.send(data)
-            gate.deaf = False
-            await here.ticket(tls=quic.ClientTls(verify=False))
-        assert here.door.connections == 0
-        assert len(here.accepted) == 3
-
-
-@pytest.mark.requirement("AQ0-3")
-async def test_a_full_record_forgets_the_oldest_ticket() -> None:
-    async with scene(config=settings(tickets=1)) as here:
-        await here.ticket(DEFAULT)
-        await here.ticket(DEFAULT, quic.ClientTls(server_name="other"))
-        user = await here.client(DEFAULT)
-        assert user.began_early
-        await user.until(lambda: user.decisions == [False])
-
-
-@pytest.mark.requirement("AQ0-3")
-async def test_a_server_takes_no_ticket_that_is_too_old() -> None:
-    async with scene(config=settings(ticket_lifetime=0.000_001)) as here:
-        await here.ticket(DEFAULT)
-        user = await here.client(DEFAULT)
-        assert user.began_early
-        await user.until(lambda: user.decisions == [False])
-
-
-async def test_a_client_uses_no_ticket_that_is_too_old() -> None:
-    old = settings(ticket_lifetime=0.000_001)
-    async with scene() as here:
-        await here.ticket(old)
-        user = await here.client()
-        assert not user.began_early
-        await here.server(2)
-        assert user.decisions == []
-
-
 # ------------------------------------------------------------------------- off
 
 
@@ -590,7 +358,7 @@ async def test_tickets_of_clients_without_bidirectional_streams_are_none() -> No
     async with scene() as here:
         await here.ticket()
         assert here.door._tickets is not None
-        (ticket,) = (one for one, _ in here.door._tickets._out.values())
+        (ticket,) = (one for one, *_ in here.door._tickets._out.values())
         ticket = dataclasses.replace(ticket, server_name="localhost")
         for offered in (None, ticket):
             given: list[Any] = []
@@ -642,20 +410,33 @@ async def test_a_ticket_is_for_who_is_trusted_in_the_same_way() -> None:
         assert user.began_early
 
 
-async def test_a_server_with_another_certificate_gets_nothing() -> None:
+async def test_a_server_with_another_certificate_gets_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """At the port of the one that has given the ticket."""
     async with scene() as here:
         await here.ticket()
         target, port = here.target, here.port
     async with scene(port=port, tls=quic.dev_certificate()) as here:
         here.target = target
+        came: list[Any] = []
+        accept = here.door.accept
+
+        def accepting(*arguments: Any) -> Any:
+            came.append(accept(*arguments))
+            return came[-1]
+
+        monkeypatch.setattr(here.door, "accept", accepting)
         user = await here.client()
         assert user.began_early
         user.send(0, b"secret", fin=True)
         await user.until(lambda: user.lost)
         assert "the server's certificate is" in str(user.lost[0])
         assert user.decisions == []
-        assert all(server.data == {} for server in here.accepted)
+        await met(lambda: here.door.connections == 0)
+        assert here.accepted == []
+        (carrier,) = came
+        assert carrier.snapshot()["received"] == 0
 
 
 async def test_a_server_with_another_certificate_that_is_trusted_has_a_name_of_its_own() -> None:
@@ -682,7 +463,7 @@ async def test_certificates_of_a_ticket_are_checked_again(
         other = quic.dev_certificate()
         chain = certificates_of(other.certificate, "certificate")
         store.take(kept[0], 0.0)
-        store.keep(kept[0], kept[1].ticket, chain, kept[2], 10)
+        store.keep(kept[0], kept[1].ticket, chain, kept[1].version, kept[2], 10)
         user = await here.client()
         assert not user.began_early
         await here.server(2)
@@ -701,6 +482,52 @@ async def test_nobody_at_the_port_any_more(monkeypatch: pytest.MonkeyPatch) -> N
     await user.until(lambda: user.lost)
     assert "no server listens at its UDP port any more" in str(user.lost[0])
     assert user.decisions == []
+
+
+async def test_a_network_that_fails_ends_an_early_handshake() -> None:
+    """As any other handshake."""
+    gate = Gate()
+    async with scene(relay=gate) as here:
+        await here.ticket()
+        gate.cut = True
+        user = await here.client()
+        user.carrier._host._failed(OSError(errno.ENETUNREACH, "Network is unreachable"))  # type: ignore[attr-defined]
+        await user.until(lambda: user.lost)
+        assert user.lost[0].reason == "it cannot be reached (Network is unreachable)"
+
+
+async def test_a_network_that_fails_for_a_while_ends_no_connection() -> None:
+    async with scene() as here:
+        await here.ticket()
+        user = await here.client()
+        await user.until(lambda: user.decisions == [True])
+        user.carrier._host._failed(OSError(errno.ENETUNREACH, "Network is unreachable"))  # type: ignore[attr-defined]
+        user.send(0, b"message", fin=True)
+        await (await here.server(2)).until_ended(0)
+        assert user.lost == []
+
+
+async def test_the_addresses_of_a_name_are_tried_in_turn_with_a_ticket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is a ticket of a server that is gone. The last of them is sent early data."""
+
+    async def targets(address: Address, *_: Any) -> list[tuple[int, Any]]:
+        return [(socket.AF_INET, (host, address.port)) for host in ("127.0.0.2", "127.0.0.1")]
+
+    monkeypatch.setattr(CONNECT, "targets_of", targets)
+    async with scene(host="127.0.0.2") as here:
+        await here.ticket()
+        target, port = here.target, here.port
+    async with scene(port=port) as here:
+        here.target = target
+        for early in (False, True):
+            user = await here.client()
+            assert user.carrier.peer == f"127.0.0.1:{port}"
+            assert user.began_early is early
+            user.send(0, b"message", fin=True)
+            await (await here.server(1 + early)).until_ended(0)
+            await user.until(lambda: user.written_by)  # noqa: B023  the ticket came before
 
 
 async def test_the_handshake_of_an_early_connection_has_a_deadline() -> None:

@@ -19,7 +19,7 @@ from aqueduct.address import Address
 from aqueduct.carriers.binding import targets_of
 from aqueduct.carriers.certificates import ClientTls, client_tls, fingerprint_of
 from aqueduct.carriers.quic.connection import QuicCarrier
-from aqueduct.carriers.quic.flow_control import capped_congestion_control
+from aqueduct.carriers.quic.flow_control import capped_congestion_control, version_of
 from aqueduct.carriers.quic.packets import FastConnection
 from aqueduct.carriers.quic.path_mtu import BASE
 from aqueduct.carriers.quic.tickets import STORE
@@ -61,7 +61,8 @@ async def connect(
     ConnectFailed, which says for each what went wrong, and ConfigError for settings that cannot
     work. ``bidi``: with bidirectional streams, which the listener has to allow. If the address
     then has ``early_data=on`` and there is a ticket of the server, it returns at once, and the
-    carrier is ``early``. The handshake has the same time, and the carrier ends without it.
+    carrier is ``early``. The handshake has the same time, and the carrier ends without it. So only
+    the last of several addresses is sent early data: no other one could be tried after it.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + config.timing.connect_timeout
@@ -75,7 +76,8 @@ async def connect(
     problems: list[str] = []
     for index, (family, where) in enumerate(targets):
         share = (deadline - loop.time()) / (len(targets) - index)
-        attempt = _Attempt(address, config, wanted, trust, configuration, bidi)
+        last = index == len(targets) - 1
+        attempt = _Attempt(address, config, wanted, trust, configuration, bidi, last)
         try:
             return await attempt.run(family, where, share)
         except ConnectFailed as error:
@@ -96,8 +98,10 @@ class _Attempt:
         trust: Trust | None,
         configuration: QuicConfiguration,
         bidi: bool,
+        last: bool,
     ) -> None:
         self._bidi = bidi
+        self._last = last
         self._address = address
         self._config = config
         self._tls = tls
@@ -180,13 +184,15 @@ class _Attempt:
 
     def _remembered(self) -> Sequence[x509.Certificate]:
         """Makes ready what an earlier connection has left: whose certificates; empty: no ticket."""
-        if not self._early:
+        if not self._early or not self._last:
             return ()
         self._configuration.token = STORE.take_token(self._server)
         remembered = STORE.take(self._server, time.monotonic())
         if remembered is None or self._distrust(remembered.chain) is not None:
             return ()
         self._configuration.session_ticket = remembered.ticket
+        # No other version: a server that asked for one could not read what is early data here.
+        self._configuration.supported_versions = [remembered.version]
         return remembered.chain
 
     def _handlers(self) -> dict[str, Any]:
@@ -199,7 +205,8 @@ class _Attempt:
         settings = self._config.quic
         lifetime = (ticket.not_valid_after - ticket.not_valid_before).total_seconds()
         until = time.monotonic() + min(lifetime, settings.ticket_lifetime)
-        STORE.keep(self._server, ticket, self._quic.peer_chain, until, settings.tickets)
+        chain, version = self._quic.peer_chain, version_of(self._quic)
+        STORE.keep(self._server, ticket, chain, version, until, settings.tickets)
 
     def _keep_token(self, token: bytes) -> None:
         STORE.keep_token(self._server, token, self._config.quic.tickets)
@@ -279,6 +286,10 @@ class _Attempt:
             self._end(self._why(error))
         if self._overdue is not None:
             self._overdue.cancel()
+            if not self._complete:
+                STORE.forget(
+                    self._server
+                )  # the next handshake is a full one, which may fare better
         if self._socket is not None:
             self._socket.close()
 
@@ -305,8 +316,11 @@ class _Attempt:
     def _failed(self, error: OSError) -> None:
         assert self._carrier is not None
         if error.errno != errno.ECONNREFUSED:
+            reason = self._unreachable(error)
             if not self._done.done():
-                self._end(self._failure(self._unreachable(error)))
+                self._end(self._failure(reason))
+            elif not self._complete:
+                self._carrier.lose(ConnectionLost(f"{self._carrier.peer}: {reason}", reason=reason))
             return
         self._refusals += 1
         if not self._done.done():

@@ -37,14 +37,20 @@ from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet import QuicFrameType
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicSentPacket
 from aioquic.quic.recovery import QuicPacketSpace
-from aioquic.tls import ExtensionType
+from aioquic.tls import Epoch, ExtensionType
 from cryptography import x509
 
 from aqueduct.carriers.contract import BIDI
 from aqueduct.carriers.quic.send_buffer import SendBuffer, SendTotals
 from aqueduct.carriers.quic.tls import BIDI_ALPN
 
-__all__ = ["BidiSlots", "FlowConnection", "capped_congestion_control", "forget_streams"]
+__all__ = [
+    "BidiSlots",
+    "FlowConnection",
+    "capped_congestion_control",
+    "forget_streams",
+    "version_of",
+]
 
 _DATAGRAM_QUEUE: Final = 256
 _SLOTS: Final = 32  # of streams, that are worth a frame of their own
@@ -602,6 +608,15 @@ def _has_work(stream: Any) -> bool:
     """Whether aioquic's own code has something to do for the stream."""
     receiver = stream.receiver  # a stop of one that has ended would make aioquic forget it early
     return bool((receiver.stop_pending and not receiver.is_finished) or stream.sender.reset_pending)
+
+
+def version_of(connection: FlowConnection) -> int:
+    """The version of QUIC that a connection speaks, once its first packet was sent or has come."""
+    keys = connection._cryptos[Epoch.ONE_RTT].send
+    if not keys.is_valid():
+        keys = connection._cryptos[Epoch.INITIAL].send
+    assert keys.version is not None
+    return keys.version
 
 
 def capped_congestion_control(name: str, limit: int) -> str:

@@ -19,6 +19,7 @@ from aioquic.quic.packet import (
     pull_quic_header,
 )
 from aioquic.quic.retry import QuicRetryTokenHandler
+from aioquic.tls import SessionTicket
 
 from aqueduct.address import Address
 from aqueduct.carriers.binding import listens
@@ -27,7 +28,7 @@ from aqueduct.carriers.contract import Carrier
 from aqueduct.carriers.places import Places, origin_of
 from aqueduct.carriers.quic.binding import bind
 from aqueduct.carriers.quic.connection import QuicCarrier
-from aqueduct.carriers.quic.flow_control import capped_congestion_control
+from aqueduct.carriers.quic.flow_control import capped_congestion_control, version_of
 from aqueduct.carriers.quic.packets import FastConnection
 from aqueduct.carriers.quic.path_mtu import BASE
 from aqueduct.carriers.quic.tickets import TicketRecord
@@ -179,6 +180,10 @@ class QuicListener:
                 retried = header.destination_cid
             except ValueError:
                 pass  # of another program that was at this address: as good as none
+            # Somebody may send a copy of a client's first packets after the client got a Retry.
+            # What they say must not be read again with the ones that answer the Retry.
+            if retried is not None and any(one.has_read_early(original) for one in self._doors):
+                return None
         if retried is None and 2 * crowd >= self._config.quic.half_open:
             # Half full: from now on a client has to show first that it has its address, so
             # that forged ones cannot take the rest.
@@ -201,7 +206,7 @@ class QuicListener:
             original_destination_connection_id=original,
             retry_source_connection_id=retried,
             early=self._tickets is not None,
-            **_ticket_handlers(self._tickets, lambda: quic.bidi_streams is not None),
+            **_ticket_handlers(self._tickets, address[0], lambda: quic),
         )
         carrier = QuicCarrier(
             quic,
@@ -350,14 +355,23 @@ class QuicListener:
             )
 
 
-def _ticket_handlers(record: TicketRecord | None, agreed: Callable[[], bool]) -> dict[str, Any]:
+def _ticket_handlers(
+    record: TicketRecord | None, host: str, connection: Callable[[], FastConnection]
+) -> dict[str, Any]:
     """What aioquic calls for tickets. They are for connections with bidirectional streams alone."""
     if record is None:
         return {}
-    return {
-        "session_ticket_fetcher": lambda name: record.take(name) if agreed() else None,
-        "session_ticket_handler": lambda ticket: record.add(ticket) if agreed() else None,
-    }
+
+    def take(name: bytes) -> SessionTicket | None:
+        quic = connection()
+        return None if quic.bidi_streams is None else record.take(name, (host, version_of(quic)))
+
+    def add(ticket: SessionTicket) -> None:
+        quic = connection()
+        if quic.bidi_streams is not None:
+            record.add(ticket, (host, version_of(quic)))
+
+    return {"session_ticket_fetcher": take, "session_ticket_handler": add}
 
 
 class _Acceptor:
@@ -370,6 +384,8 @@ class _Acceptor:
         self._touched: dict[QuicCarrier, None] = {}
         self._new: list[QuicCarrier] = []
         self._farewells: dict[bytes, list[tuple[bytes, SocketAddress]]] = {}
+        self._read_early: set[bytes] = set()
+        """Connection ids with early data that was read, and whose handshake was not completed."""
         self._loop = asyncio.get_running_loop()
         self._id_length = listener._configuration.connection_id_length
         self._connect_timeout = config.timing.connect_timeout
@@ -417,7 +433,10 @@ class _Acceptor:
         connection_ids = self._listener.connection_ids(carrier)
         for connection_id in connection_ids:
             self._routes.pop(connection_id, None)
-        if carrier.farewell or self._listener.is_early(carrier):
+        early = self._listener.is_early(carrier)
+        if early:
+            self._read_early |= connection_ids
+        if carrier.farewell or early:
             repeats = carrier.farewell[:1] * _FAREWELLS
             self._farewells |= dict.fromkeys(connection_ids, repeats)
             # A client may send its first packet again for as long as it tries to connect.
@@ -430,6 +449,13 @@ class _Acceptor:
     def _forget(self, connection_ids: set[bytes]) -> None:
         for connection_id in connection_ids:
             self._farewells.pop(connection_id, None)
+        self._read_early -= connection_ids
+
+    def has_read_early(self, connection_id: bytes) -> bool:
+        """Whether early data of this connection id was read, with no complete handshake so far."""
+        carrier = self._routes.get(connection_id)
+        here = carrier is not None and self._listener.is_early(carrier)
+        return here or connection_id in self._read_early
 
     # the socket
 
