@@ -491,7 +491,8 @@ async def test_a_network_that_fails_ends_an_early_handshake() -> None:
         await here.ticket()
         gate.cut = True
         user = await here.client()
-        user.carrier._host._failed(OSError(errno.ENETUNREACH, "Network is unreachable"))  # type: ignore[attr-defined]
+        host: Any = user.carrier._host  # type: ignore[attr-defined]
+        host._failed(OSError(errno.ENETUNREACH, "Network is unreachable"))
         await user.until(lambda: user.lost)
         assert user.lost[0].reason == "it cannot be reached (Network is unreachable)"
 
@@ -501,7 +502,8 @@ async def test_a_network_that_fails_for_a_while_ends_no_connection() -> None:
         await here.ticket()
         user = await here.client()
         await user.until(lambda: user.decisions == [True])
-        user.carrier._host._failed(OSError(errno.ENETUNREACH, "Network is unreachable"))  # type: ignore[attr-defined]
+        host: Any = user.carrier._host  # type: ignore[attr-defined]
+        host._failed(OSError(errno.ENETUNREACH, "Network is unreachable"))
         user.send(0, b"message", fin=True)
         await (await here.server(2)).until_ended(0)
         assert user.lost == []
