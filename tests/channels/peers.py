@@ -24,6 +24,7 @@ from aqueduct.endpoint import Headers, Mode
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.control_streams.connection import ControlConnection
 from tests.carriers.relay import Relay
+from tests.support.selection import mostly_long
 
 T = TypeVar("T")
 
@@ -216,11 +217,14 @@ async def joined(
 
 
 def turns(names: Iterable[str]) -> list[Any]:
-    """Names of carriers for tests to be run with. The draft over QUIC is for the long run."""
-    return [
-        pytest.param(name, marks=pytest.mark.long) if name.startswith("draft-quic") else name
-        for name in names
-    ]
+    """Names of carriers for tests to be run with.
+
+    The draft over QUIC is for the long run. So are TLS, which is TCP's byte stream, and the milder
+    of the two networks that lose.
+    """
+    every = list(names)
+    rare = [name for name in every if name.startswith("draft-quic") or name in ("tls", "quic-2%")]
+    return mostly_long(every, *(name for name in every if name not in rare))
 
 
 @pytest.fixture(params=turns(CARRIERS))

@@ -24,6 +24,7 @@ from tests.reactivesocket.pairs import (
     serving,
     within,
 )
+from tests.support.selection import mostly_long
 
 STEPS = 60
 UPGRADE = (
@@ -120,7 +121,7 @@ async def test_random_requests_both_ways(family: str, seed: int, tmp_path: Path)
 
 @pytest.mark.parametrize("family", ["tcp", "ws"])
 @pytest.mark.parametrize("end", [End.RESET, End.FIN])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", mostly_long(range(4), 0, 1))
 async def test_a_cut_ends_every_wait(family: str, end: End, seed: int, tmp_path: Path) -> None:
     gc.collect()
     gc.collect()  # what earlier tests left counts until it is collected
@@ -191,7 +192,7 @@ def in_a_websocket(message: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("family", ["tcp", "ws"])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", mostly_long(range(10), *range(4)))
 async def test_mutations_harm_nobody(
     family: str, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -28,6 +28,7 @@ from tests.carriers.streams import (
     through,
 )
 from tests.support.calls import NUMBERS, config, numbers, values
+from tests.support.selection import mostly_long
 
 MiB = 1 << 20
 BATCHES = [numbers(1, 2), numbers(3)]
@@ -112,7 +113,13 @@ async def length(running: RunningService, folder: Path, way: str) -> int:
 
 @pytest.mark.parametrize("end", [End.FIN, End.RESET])
 @pytest.mark.parametrize("way", ["up", "down"])
-@pytest.mark.parametrize(("scheme", "step"), [("tcp", 1), ("unix", 7), ("tls", 19)])
+@pytest.mark.parametrize(
+    ("scheme", "step"),
+    mostly_long(
+        [("tcp", 1), ("tcp", 7), ("unix", 7), ("unix", 11), ("tls", 19), ("tls", 29)],
+        *(("tcp", 7), ("unix", 11), ("tls", 29)),
+    ),
+)
 async def test_a_call_that_is_cut_at_any_byte_is_lost(
     scheme: str, step: int, way: str, end: End, tmp_path: Path
 ) -> None:
