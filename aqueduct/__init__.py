@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from aqueduct import service as service
     from aqueduct.carriers.certificates import ClientTls, ServerTls, dev_certificate
     from aqueduct.client.client import Client
+    from aqueduct.client.endpoint_set import EndpointState
     from aqueduct.client.stream import Stream
     from aqueduct.client.sync_client import SyncClient
     from aqueduct.client.sync_stream import SyncStream
@@ -53,6 +54,7 @@ __all__ = [
     "Config",
     "Connection",
     "Description",
+    "EndpointState",
     "Message",
     "Mode",
     "Partition",
@@ -79,6 +81,7 @@ _MODULES: Final = {
     "Config": "aqueduct.config",
     "Connection": "aqueduct.endpoint.connection",
     "Description": "aqueduct.rpc.describe",
+    "EndpointState": "aqueduct.client.endpoint_set",
     "Message": "aqueduct.endpoint.channel",
     "Mode": "aqueduct.endpoint.channel",
     "Partition": "aqueduct.rpc.request",
