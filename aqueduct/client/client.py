@@ -12,7 +12,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, Unpack, cast
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ import pyarrow as pa
 from aqueduct._speedups.calls.batch_sender import InFlightWindow, SharedWindow
 from aqueduct._speedups.loop.waiter import Waiter
 from aqueduct.address import Address
-from aqueduct.arguments import Duration, checked
+from aqueduct.arguments import Duration, Size, checked
 from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.encode import LONG_BYTES, Encoded
 from aqueduct.carriers.certificates import ClientTls
@@ -36,6 +37,7 @@ from aqueduct.client.options import (
 )
 from aqueduct.client.stream import Stream
 from aqueduct.client.unary import PendingCall, UnaryCaller, UnaryCallers, UnaryResult, one_batch
+from aqueduct.client.writer import OnAck, Writer
 from aqueduct.closing import AsyncClosing
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Connection, Message, connect_for_calls
@@ -105,6 +107,8 @@ class Client(AsyncClosing):
         self._calls: set[ClientCall] = set()
         self._loop = asyncio.get_running_loop()
         self._beat: asyncio.TimerHandle | None = None
+        self.reconnect: Callable[[], Coroutine[Any, Any, Client]] | None = None
+        """Makes another one like this; None: there is no way, or the program has closed this."""
         self._watches = ProgressTimer(self._loop, self.config.timing.progress_deadline)
         self._callers = UnaryCallers(connection, self.address, self.token)
 
@@ -139,7 +143,17 @@ class Client(AsyncClosing):
         if keep_alive:
             connection.hold()
         compression = codec_of(parsed.options.get("compression", "none"))
-        return cls(connection, address=plain(address), token=token, compression=compression)
+        made = cls(connection, address=plain(address), token=token, compression=compression)
+        made.reconnect = partial(
+            cls.connect,
+            parsed,
+            config=config,
+            tls=tls,
+            headers=headers,
+            token=token,
+            keep_alive=keep_alive,
+        )
+        return made
 
     @property
     def closed(self) -> bool:
@@ -227,6 +241,48 @@ class Client(AsyncClosing):
                 pass
         return dict(stream.counters)
 
+    @checked(sink="handler", key="write_key", deadline="time_to_live")
+    def writer(
+        self,
+        sink: str,
+        *,
+        key: str,
+        schema: pa.Schema | None = None,
+        in_flight_bytes: Size | None = None,
+        deadline: Duration | None = None,
+        ack_within: Duration | None = None,
+        on_ack: OnAck | None = None,
+        headers: Mapping[str, str] | None = None,
+        token: str | bytes | None = None,
+        compression: str | None = None,
+    ) -> Writer:
+        """A writer into a sink of the service: rows that are there exactly once, or not at all.
+
+        - ``key``: names what is written, and is the same when the program is started again. At
+          most one writer has it: a later one takes it over.
+        - ``schema``: of the batches; by default what the sink, or the first batch, says.
+        - ``in_flight_bytes``: of batches without an acknowledgement (Sinks.writer_bytes).
+        - ``deadline``: seconds for an attempt, for a commit, and to reach a service that is gone
+          (Sinks.writer_deadline).
+        - ``ack_within``: seconds after which a batch is acknowledged, as far as the sink is quick
+          enough. By default that is when half of ``in_flight_bytes`` is written, or somebody waits.
+        - ``on_ack``: called with each acknowledgement, in order.
+
+        The sink has to have a method ``committed``; see ``aqueduct.service.sinks``.
+        """
+        given = {"deadline": deadline, "ack_within": ack_within, "in_flight_bytes": in_flight_bytes}
+        return Writer(
+            self,
+            sink,
+            key,
+            schema=schema,
+            on_ack=on_ack,
+            headers=headers,
+            token=token,
+            compression=compression,
+            **cast("dict[str, Any]", given),  # as ``checked`` read them
+        )
+
     async def describe(self) -> Description:
         """What the service says of itself: its name, version, handlers and their schemas."""
         stream = self.source(DESCRIBE, output_schema=DESCRIBE_SCHEMA)
@@ -255,6 +311,7 @@ class Client(AsyncClosing):
 
         In a forked child it returns at once, and the parent's connection goes on.
         """
+        self.reconnect = None
         await self.connection.close()
         # A timer would keep the connection in memory until it is due.
         self._watches.close()
