@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Coroutine
 from typing import Any, Self, TypeVar
@@ -61,7 +62,7 @@ class SyncAck:
             if self._ack.error is not None:
                 raise self._ack.error
             return
-        self._thread.run(_settled(self._ack), timeout=timeout)
+        self._thread.run(_settled(self._ack, timeout))
 
     def __repr__(self) -> str:
         return f"<Sync{repr(self._ack)[1:]}"
@@ -176,5 +177,6 @@ class SyncWriter:
         return self._thread.run(work)
 
 
-async def _settled(ack: Ack) -> None:
-    await ack
+async def _settled(ack: Ack, timeout: float | None) -> None:
+    async with asyncio.timeout(timeout):
+        await ack
