@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from aqueduct.client.stream import Stream
     from aqueduct.client.sync_client import SyncClient
     from aqueduct.client.sync_stream import SyncStream
+    from aqueduct.client.sync_writer import SyncWriter
+    from aqueduct.client.writer import Writer
     from aqueduct.config import Config
     from aqueduct.endpoint.channel import Message, Mode, Receiver, Sender, channel
     from aqueduct.endpoint.connection import Connection
@@ -70,7 +72,9 @@ __all__ = [
     "Stream",
     "SyncClient",
     "SyncStream",
+    "SyncWriter",
     "TokenFile",
+    "Writer",
     "channel",
     "connect",
     "dev_certificate",
@@ -99,7 +103,9 @@ _MODULES: Final = {
     "Stream": "aqueduct.client.stream",
     "SyncClient": "aqueduct.client.sync_client",
     "SyncStream": "aqueduct.client.sync_stream",
+    "SyncWriter": "aqueduct.client.sync_writer",
     "TokenFile": "aqueduct.service.token_file",
+    "Writer": "aqueduct.client.writer",
     "channel": "aqueduct.endpoint.channel",
     "connect": "aqueduct.endpoint.server",
     "dev_certificate": "aqueduct.carriers.certificates",

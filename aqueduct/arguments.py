@@ -545,6 +545,8 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "deadline": Kind(_DURATIONS, any_duration),  # a call says itself which it can keep
         "headers": Kind(_TEXT_TO_TEXT, _mapping),
         "write_key": KINDS["text"],
+        "ack_within": KINDS["duration"],
+        "on_ack": KINDS["function"],
         "attempt": KINDS["text"],
         "token": Kind("text or bytes", _text_or_bytes, secret=True),
         "partition": Kind("an aqueduct.Partition of whole numbers", _partition),

@@ -681,6 +681,14 @@ class Sinks:
     """The receipt of one attempt, as JSON."""
     document_bytes: Bytes = 64 * MiB
     """What one commit or abort says, as JSON: the receipts of all attempts of a write."""
+    note_bytes: Bytes = 64 * KiB
+    """The note of one commit of a writer, as JSON."""
+    writer_bytes: Bytes = 32 * MiB
+    """Batches of one writer that have no acknowledgement; ``write`` waits above it. One write may
+    be larger. Half of it goes with one attempt."""
+    writer_deadline: Seconds = 600.0
+    """For one attempt of a writer, and for a commit; a service that is gone is waited for as
+    long."""
     attempts: Count = 100_000
     """Attempts of one sink that are open, or prepared and not committed; more are answered with
     `busy`."""
