@@ -2,6 +2,7 @@
 
 - ``Service``, ``Call``: handlers and what they are told. See ``aqueduct.service.service``.
 - ``Client``: calls from asyncio; ``SyncClient``: calls from threads.
+- ``TokenFile``, ``Jwt``: who may call a service.
 - ``ClientTls``, ``ServerTls``, ``dev_certificate``: certificates.
 - ``Config`` and its parts in ``aqueduct.config``; every error in ``aqueduct.errors``.
 - ``connect``, ``serve``, ``channel``, ``Sender``, ``Receiver``, ``Message``: the channels beneath,
@@ -44,7 +45,9 @@ if TYPE_CHECKING:
     from aqueduct.rpc.request import Partition
     from aqueduct.service.batching import Batching, CallRows
     from aqueduct.service.context import Call
+    from aqueduct.service.json_web_token import Jwt
     from aqueduct.service.service import Service
+    from aqueduct.service.token_file import TokenFile
 
 __all__ = [
     "AqueductError",
@@ -56,6 +59,7 @@ __all__ = [
     "Config",
     "Connection",
     "Description",
+    "Jwt",
     "Message",
     "Mode",
     "Partition",
@@ -67,6 +71,7 @@ __all__ = [
     "Stream",
     "SyncClient",
     "SyncStream",
+    "TokenFile",
     "channel",
     "connect",
     "dev_certificate",
@@ -84,6 +89,7 @@ _MODULES: Final = {
     "Config": "aqueduct.config",
     "Connection": "aqueduct.endpoint.connection",
     "Description": "aqueduct.rpc.describe",
+    "Jwt": "aqueduct.service.json_web_token",
     "Message": "aqueduct.endpoint.channel",
     "Mode": "aqueduct.endpoint.channel",
     "Partition": "aqueduct.rpc.request",
@@ -95,6 +101,7 @@ _MODULES: Final = {
     "Stream": "aqueduct.client.stream",
     "SyncClient": "aqueduct.client.sync_client",
     "SyncStream": "aqueduct.client.sync_stream",
+    "TokenFile": "aqueduct.service.token_file",
     "channel": "aqueduct.endpoint.channel",
     "connect": "aqueduct.endpoint.server",
     "dev_certificate": "aqueduct.carriers.certificates",
