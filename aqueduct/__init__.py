@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from aqueduct.errors import AqueductError
     from aqueduct.rpc.describe import Description
     from aqueduct.rpc.request import Partition
+    from aqueduct.service.batching import Batching, CallRows
     from aqueduct.service.context import Call
     from aqueduct.service.json_web_token import Jwt
     from aqueduct.service.service import Service
@@ -53,7 +54,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AqueductError",
+    "Batching",
     "Call",
+    "CallRows",
     "Client",
     "ClientTls",
     "Config",
@@ -84,7 +87,9 @@ __all__ = [
 # Loaded on first use: those who want the channels alone, or one command, wait for no pyarrow.
 _MODULES: Final = {
     "AqueductError": "aqueduct.errors",
+    "Batching": "aqueduct.service.batching",
     "Call": "aqueduct.service.context",
+    "CallRows": "aqueduct.service.batching",
     "Client": "aqueduct.client.client",
     "ClientTls": "aqueduct.carriers.certificates",
     "Config": "aqueduct.config",

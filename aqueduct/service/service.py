@@ -58,6 +58,7 @@ from aqueduct.rpc.describe import (
 )
 from aqueduct.rpc.request import Kind
 from aqueduct.rpc.threads import apart
+from aqueduct.service.batching import Batching
 from aqueduct.service.handlers import (
     EXCHANGE,
     SOURCE,
@@ -147,6 +148,9 @@ class Service:
         concurrency: int = 1,
         idempotent: bool = False,
         max_calls: int | None = None,
+        max_concurrency: int | None = None,
+        queue: int | None = None,
+        batch: Batching | None = None,
         description: str = "",
     ) -> Callable[[Function], Function]: ...
 
@@ -161,6 +165,9 @@ class Service:
         concurrency: int = 1,
         idempotent: bool = False,
         max_calls: int | None = None,
+        max_concurrency: int | None = None,
+        queue: int | None = None,
+        batch: Batching | None = None,
         description: str = "",
     ) -> Any:
         """Registers the decorated function, and returns it unchanged.
@@ -179,6 +186,14 @@ class Service:
         - ``idempotent``: whether a batch may be handed to it a second time.
         - ``max_calls``: calls open at once; more are answered with ``busy``. The service's own
           limits (Calls.max_calls_connection, Calls.max_calls_process) hold beside it.
+        - ``max_concurrency``: calls that run at once; of a function of one batch, the batches of
+          all calls. Others wait for their turn: peers take turns, and the calls of each. None: any
+          number runs.
+        - ``queue``: calls that wait for their turn; more are answered with ``busy``. None:
+          Calls.queue. One that has waited for Calls.queue_deadline ends with ``busy``, too.
+        - ``batch``: an ``aqueduct.Batching``. It puts batches of different calls together for a
+          function of one batch, which gives one row for each row. ``max_concurrency`` is 1 then,
+          unless it is given. The function's second argument is a tuple of ``aqueduct.CallRows``.
         - ``description``: for ``describe``; by default the first paragraph of the docstring.
 
         Raises ConfigError for what cannot work.
@@ -202,6 +217,9 @@ class Service:
                 idempotent=idempotent,
                 max_calls=max_calls,
                 description=description,
+                max_concurrency=max_concurrency,
+                queue=queue,
+                batch=batch,
             )
             if called in self._handlers:
                 raise ConfigError(f"the service {self.name!r} has a handler {called!r} already")
@@ -426,6 +444,7 @@ class Service:
                     concurrency=handler.concurrency,
                     idempotent=handler.idempotent,
                     summary=handler.description,
+                    max_concurrency=handler.max_concurrency,
                 )
                 for handler in self._handlers.values()
                 if not handler.name.startswith(RESERVED_PREFIX)
