@@ -277,7 +277,7 @@ PUBLIC: list[Any] = [
 ]
 UNCHECKED = {
     # They are looked at together, by make_handler, make_table and Sink, which name the handler.
-    "Service.handler": {"name", "input", "output", "kind", "concurrency", "max_calls"},
+    "Service.handler": {"name", "input", "output", "kind", "concurrency", "max_calls", "numpy"},
     "Service.sink": {"name", "sink", "schema"},
     "Service.table": {"name", "table", "schema", "splits", "filters", "max_calls"},
     "Service": {"name"},

@@ -155,6 +155,7 @@ def make_handler(
     idempotent: bool,
     max_calls: int | None,
     description: str,
+    numpy: Any = False,
 ) -> Handler:
     """Checks what a user registers. Raises ConfigError that says what would do."""
     where = f"handler {name!r}"
@@ -196,8 +197,18 @@ def make_handler(
         isinstance(max_calls, bool) or not isinstance(max_calls, int) or max_calls < 1
     ):
         raise ConfigError(f"{where}: max_calls is {max_calls!r}; it must be 1 or more, or None")
+    if numpy not in (True, False, "nan"):
+        raise ConfigError(f"{where}: numpy is {numpy!r:.80}; it must be True, False or 'nan'")
+    if numpy and not one_to_one:
+        raise ConfigError(
+            f"{where}: numpy={numpy!r} needs an exchange that is a function of one batch, not "
+            f"{'a ' + kind if kind != EXCHANGE else shape.value}"
+        )
     if not description:
         description = (inspect.getdoc(function) or "").partition("\n\n")[0].strip()
+    if numpy:
+        function = _on_arrays(function, where, shape, takes_call, input, output, numpy == "nan")
+        takes_call = True
     return Handler(
         name=name,
         kind=kind,
@@ -212,6 +223,32 @@ def make_handler(
         description=description,
         one_to_one=one_to_one,
         fault=_fault_of(name, output),
+    )
+
+
+def _on_arrays(
+    function: Callable[..., Any],
+    where: str,
+    shape: HandlerShape,
+    takes_call: bool,
+    input: pa.Schema | None,
+    output: OutputSchema,
+    nan: bool,
+) -> Callable[..., Any]:
+    try:
+        from aqueduct.service.numpy_handler import on_arrays
+    except ImportError as error:
+        raise ConfigError(
+            f"{where}: numpy=True needs numpy ({error}); pip install numpy"
+        ) from error
+    return on_arrays(
+        function,
+        where=where,
+        is_async=shape is HandlerShape.COROUTINE,
+        takes_call=takes_call,
+        input=input,
+        output=output,
+        nan=nan,
     )
 
 

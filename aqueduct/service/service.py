@@ -36,7 +36,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from types import MappingProxyType
-from typing import Any, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, cast, overload
 
 import pyarrow as pa
 
@@ -148,6 +148,7 @@ class Service:
         idempotent: bool = False,
         max_calls: int | None = None,
         description: str = "",
+        numpy: bool | Literal["nan"] = False,
     ) -> Callable[[Function], Function]: ...
 
     @checked()
@@ -162,6 +163,7 @@ class Service:
         idempotent: bool = False,
         max_calls: int | None = None,
         description: str = "",
+        numpy: bool | Literal["nan"] = False,
     ) -> Any:
         """Registers the decorated function, and returns it unchanged.
 
@@ -180,6 +182,9 @@ class Service:
         - ``max_calls``: calls open at once; more are answered with ``busy``. The service's own
           limits (Calls.max_calls_connection, Calls.max_calls_process) hold beside it.
         - ``description``: for ``describe``; by default the first paragraph of the docstring.
+        - ``numpy``: the function of one batch is given a dict of numpy arrays, and returns one (or
+          one array, if the output has one column); ``aqueduct.arrow.numpy_arrays`` says how
+          columns become arrays. ``"nan"``: nulls of floats become NaN; other nulls fail the call.
 
         Raises ConfigError for what cannot work.
         """
@@ -202,6 +207,7 @@ class Service:
                 idempotent=idempotent,
                 max_calls=max_calls,
                 description=description,
+                numpy=numpy,
             )
             if called in self._handlers:
                 raise ConfigError(f"the service {self.name!r} has a handler {called!r} already")

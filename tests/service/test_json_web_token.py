@@ -192,6 +192,21 @@ async def test_a_function_of_the_claims_decides(allow):
         assert "could not decide" in await refusal(client, token(sub=None))  # KeyError
 
 
+async def test_a_handler_finds_what_the_token_says():
+    seen = []
+    made = service(key=pem(EC))
+
+    @made.handler("who")
+    def who(batch, call):
+        seen.append((call.state.caller, call.state.claims["team"]))
+        return batch
+
+    async with connected(made) as client:
+        assert await refusal(client, token(team="a"), "who") == ""
+        assert await refusal(client, token(team="b", sub=None), "who") == ""
+    assert seen == [("me", "a"), (None, "b")]
+
+
 def test_a_sync_client_reads_why():
     with sync_client(service(key=pem(EC)), token=token(exp=1)) as client:
         with pytest.raises(Refused, match="the token has expired"):
