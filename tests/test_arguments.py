@@ -279,7 +279,7 @@ UNCHECKED = {
     # They are looked at together, by make_handler, make_table and Sink, which name the handler.
     "Service.handler": {
         *("name", "input", "output", "kind", "concurrency", "max_calls"),
-        *("max_concurrency", "queue", "batch"),
+        *("max_concurrency", "queue", "batch", "numpy"),
     },
     "Service.sink": {"name", "sink", "schema"},
     "Service.table": {"name", "table", "schema", "splits", "filters", "max_calls"},

@@ -1,4 +1,4 @@
-"""A client that is held open through a pause has its connection after it; another makes a new one."""
+"""After a pause a client that is held open has its connection, and another makes a new one."""
 
 from __future__ import annotations
 
