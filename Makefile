@@ -8,7 +8,7 @@ PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 CYTHON := $(wildcard aqueduct/_speedups/*/*.pyx aqueduct/_speedups/*/*.pxd)
 COMPILED := $(patsubst %.pyi,%,$(subst /,.,$(wildcard aqueduct/_speedups/*/*.pyi)))
 
-.PHONY: help demo test test-long pythons fuzz requirements sabotage profiled \
+.PHONY: help demo test test-long pysparks pythons fuzz requirements sabotage profiled \
 	bench bench-spark bench-check wheel wheels lint format setup clean
 
 help:           ## these lines
@@ -22,9 +22,13 @@ demo: setup     ## a service scores flights inside Spark; SCHEME=tls, tcp or uni
 test: lint .venv/spark.jsa ## lint, and every test that is not long; about 12 minutes
 	$(PYTEST) -m "not long" tests
 
-test-long: setup ## the tests that are too long for every run, and `make pythons`
+test-long: setup ## the tests that are too long for every run, `make pysparks` and `make pythons`
 	ci/env pytest -m long tests
+	ci/pyspark_versions.sh
 	ci/pythons.sh
+
+pysparks: setup ## a job of each kind with PySpark 4.0, 4.1, 4.2 and 4.3
+	ci/pyspark_versions.sh
 
 pythons:        ## most tests and a Spark job with other Pythons of Debian, as root; see ci/pythons.sh
 	ci/pythons.sh
