@@ -13,7 +13,7 @@ import pytest
 
 import aqueduct
 from aqueduct.errors import BadCall, ConfigError, HandlerFailed
-from tests.support.calls import connected, everything, sync_client
+from tests.support.calls import connected, everything, sync_client, until
 
 LOOSE: Any = aqueduct
 POINTS = pa.schema([("x", pa.float64()), ("y", pa.float32())])
@@ -95,9 +95,7 @@ async def test_rows_of_several_calls_become_one_array():
         assert await asyncio.to_thread(begun.wait, 20)
         batches = [points(1, 2), points(3, 4)]
         calls = [asyncio.create_task(client.call("same", batch)) for batch in batches]
-        async with asyncio.timeout(20):
-            while service.counters()["waiting_calls"] < 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: service.counters()["waiting_calls"] == 2)
         free.set()
         await first
         assert await asyncio.gather(*calls) == batches
