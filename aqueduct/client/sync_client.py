@@ -29,7 +29,7 @@ from aqueduct.arguments import Duration, checked
 from aqueduct.carriers.binding import holds_up
 from aqueduct.carriers.certificates import ClientTls
 from aqueduct.client.client import Client, ConnectionHeaders, connection_headers, outline, plain
-from aqueduct.client.loop_thread import LoopThread
+from aqueduct.client.loop_thread import thread_for
 from aqueduct.client.options import (
     CallOptions,
     ExchangeOptions,
@@ -86,7 +86,7 @@ class SyncClient:
         self._check_caller()
         self._own = threading.local()
         """What each thread has for itself."""
-        self._thread = LoopThread("aqueduct-sync-client")
+        self._thread = thread_for(self._address)
         try:
             self._client = self._thread.run(
                 Client.connect(
