@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from aqueduct.carriers.contract import PeerCredentials, PeerIdentity
 from aqueduct.testing.handmade import HandMadeBatches, HandMadeCall, batches, call
+from aqueduct.testing.network import FaultyNetwork
 from aqueduct.testing.served import ServedClient, client
 
 __all__ = [
+    "FaultyNetwork",
     "HandMadeBatches",
     "HandMadeCall",
     "PeerCredentials",

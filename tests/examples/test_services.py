@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -41,3 +43,18 @@ def test_a_model_is_loaded_once_and_scores(tmp_path: Path, monkeypatch: pytest.M
     with aqueduct.testing.client(service) as client:
         assert client.call("score", points)["score"].to_pylist() == [0.0, -1.5]
     assert "model" not in service.state
+
+
+def test_the_service_that_has_tests_passes_them() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
+    done = subprocess.run(
+        [*command, "--noconftest", "-c", os.devnull, str(EXAMPLES / "tested_service.py")],
+        cwd=EXAMPLES,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout
