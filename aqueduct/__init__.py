@@ -9,6 +9,7 @@
   which need no Arrow. See ``aqueduct.endpoint``.
 - ``aqueduct.bpmux``: requests, sinks and streams over TCP or Unix sockets, without Aqueduct.
 - ``aqueduct.relink``: messages and transactions over links that survive cut connections.
+- ``aqueduct.testing``: services and clients in tests.
 
 The modules named here need no import of their own: ``aqueduct.errors.Busy``.
 """
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from aqueduct import relink as relink
     from aqueduct import rpc as rpc
     from aqueduct import service as service
+    from aqueduct import testing as testing
     from aqueduct.carriers.certificates import ClientTls, ServerTls, dev_certificate
     from aqueduct.client.client import Client
     from aqueduct.client.endpoint_set import EndpointState
@@ -130,6 +132,7 @@ _SUBMODULES: Final = (
     "relink",
     "rpc",
     "service",
+    "testing",
 )
 """Those that are documented: ``aqueduct.errors`` needs no import of its own."""
 

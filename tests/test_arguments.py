@@ -289,7 +289,7 @@ UNCHECKED = {
     "SyncClient.call_table": None,
     # They are not for users.
     **dict.fromkeys(("EntityHandle.ended", "EntityHandle.ponged", "BpmuxStream.arrived"), None),
-    **dict.fromkeys(("Client.begin", "Client.ask", "Client.unary_call", "Client.agreed"), None),
+    "Client.over": None,
 }
 INNER = (
     *(aqueduct.Connection, bpmux.BpmuxConnection, bpmux.BpmuxServer),

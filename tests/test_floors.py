@@ -60,6 +60,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"aqueduct._speedups.calls": ""},
     {"aqueduct.rpc": ""},
     {"aqueduct.client": "", "aqueduct.service": ""},
+    {"aqueduct.testing": ""},
     {"aqueduct": ""},
     {"aqueduct.cli": "", "spark_udfs": ""},
     {"spark_udfs.demo": ""},

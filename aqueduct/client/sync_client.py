@@ -50,7 +50,7 @@ from aqueduct.client.endpoint_set import (
     Resolver,
     addresses_of,
 )
-from aqueduct.client.loop_thread import LoopThread
+from aqueduct.client.loop_thread import thread_for
 from aqueduct.client.options import (
     CallOptions,
     ExchangeOptions,
@@ -132,7 +132,7 @@ class SyncClient:
         self._check_caller()
         self._own = threading.local()
         """What each thread has for itself."""
-        self._thread = LoopThread("aqueduct-sync-client")
+        self._thread = thread_for(self._addresses[0])
         try:
             self._thread.run(self._endpoints.open())
         except BaseException:

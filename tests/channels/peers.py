@@ -23,7 +23,7 @@ from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Headers, Mode
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.control_streams.connection import ControlConnection
-from tests.carriers.relay import Relay
+from aqueduct.testing.datagram_relay import DatagramRelay
 from tests.support.selection import mostly_long
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class Peers:
     client: Connection
     server: Connection
     listener: Server
-    relay: Relay | None
+    relay: DatagramRelay | None
     kept: list[Any] = field(default_factory=list)
     """Handles that a test does not name, but that must not be dropped."""
 
@@ -200,7 +200,7 @@ async def joined(
         does = dict(network or carrier.network)
         if carrier.loses and drop is not None:
             does["drop"] = drop
-        relay = Relay(seed=seed, **does)  # type: ignore[arg-type]
+        relay = DatagramRelay(seed=seed, **does)  # type: ignore[arg-type]
         address = address.with_port(await relay.start(address.port))
     client = await connect(address, headers=headers, config=patient)
     assert isinstance(client.core, ControlConnection if carrier.draft else ChannelConnection)
