@@ -31,16 +31,16 @@ class TaskMetrics(CallMetrics):
 
 
 @dataclass(slots=True)
-class Total(TaskMetrics):
+class Total(CallMetrics):
     """The sum of the numbers of tasks."""
 
     tasks: int = 0
     """How many were added."""
 
-    def __add__(self, other: TaskMetrics) -> Total:
+    def __add__(self, other: CallMetrics) -> Total:
         """A new sum; ``other`` without tasks of its own counts as one."""
         total = replace(self)
-        for field in fields(TaskMetrics):
+        for field in fields(CallMetrics):
             setattr(total, field.name, getattr(self, field.name) + getattr(other, field.name))
         total.tasks += other.tasks if isinstance(other, Total) else 1
         return total
