@@ -175,11 +175,15 @@ class ClientEndpoint:
             raise ConnectionLost(f"the client of {self.bare} is closed")
         return task.result()
 
-    async def close(self) -> None:
-        """Ends the attempt to connect, and the connection."""
+    async def give_up(self) -> None:
+        """Ends the attempt to connect."""
         if self._connecting is not None and not self._connecting.done():
             self._connecting.cancel()
             await asyncio.wait((self._connecting,))
+
+    async def close(self) -> None:
+        """Ends the attempt to connect, and the connection."""
+        await self.give_up()
         if self.link is not None:
             await self.link.close()
 
@@ -239,6 +243,8 @@ class EndpointSet:
         self._found: dict[tuple[str, str], ClientEndpoint] = {}
         self.targets: tuple[ClientEndpoint, ...] = tuple(self._fixed)
         """Whom to call: another object when that has changed."""
+        self.single = self._fixed[0] if len(self._fixed) == 1 and not self._named else None
+        """The only address, if there are no others and will be none."""
         self.addresses = tuple(map(plain, addresses))
         """As they were given, without their options."""
         self.closed = False
@@ -261,16 +267,11 @@ class EndpointSet:
         unknown = Address("memory", "", 0)  # it is not connected again
         endpoint = ClientEndpoint(unknown, link.address, options)
         endpoint.link, endpoint.connections = link, 1
-        made.targets, made.addresses = (endpoint,), (link.address,)
+        made.targets, made.single, made.addresses = (endpoint,), endpoint, (link.address,)
         made.reconnects, made.loop = False, link.connection.loop
         return made
 
     # For any thread
-
-    @property
-    def single(self) -> ClientEndpoint | None:
-        """The only address, if there are no others and will be none."""
-        return self.targets[0] if len(self.targets) == 1 and not self._named else None
 
     @property
     def places(self) -> str:
@@ -373,6 +374,11 @@ class EndpointSet:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    async def give_up(self) -> None:
+        """Ends what is being made, for whoever cannot wait for it; it may be tried again."""
+        for endpoint in self.targets:
+            await endpoint.give_up()
 
     async def close(self) -> None:
         """Closes all connections, and ends what is being made. In a forked child, nothing."""
