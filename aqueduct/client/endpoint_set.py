@@ -10,8 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from queue import SimpleQueue
 from types import MappingProxyType
@@ -80,8 +79,8 @@ class ConnectionOptions:
 
     config: Config
     tls: ClientTls | None = None
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    token: str | bytes | None = None
+    headers: tuple[tuple[bytes, bytes], ...] = field(default=(), repr=False)
+    token: str | bytes | None = field(default=None, repr=False)
     keep_alive: bool = True
     backoff: float = 0.1
     backoff_limit: float = 30.0
@@ -169,6 +168,9 @@ class ClientEndpoint:
         """The connection, made now if there is none. Raises ConnectFailed and the like."""
         if self.link is not None and self.alive:
             return self.link
+        if self.retired:
+            reason = "its name resolves to it no more"
+            raise ConnectFailed(f"{self.bare}: {reason}", reason=reason)
         task = self.connect_soon()
         await asyncio.wait((task,))  # others wait for it, too: it is not cancelled with this one
         if task.cancelled():
@@ -189,6 +191,8 @@ class ClientEndpoint:
 
     async def close_when_idle(self) -> None:
         """Closes the connection once its last call has ended."""
+        self.retired = True
+        await self.give_up()
         while self.link is not None and self.link.busy and self.alive:  # noqa: ASYNC110
             await asyncio.sleep(_IDLE_LOOK)
         await self.close()
@@ -253,7 +257,9 @@ class EndpointSet:
         self.loop: asyncio.AbstractEventLoop | None = None
         self._pid = os.getpid()
         self._turn = 0
+        self._retiring: set[ClientEndpoint] = set()
         self._resolved = float("-inf")
+        self._unresolved: ConnectFailed | None = None
         self._resolving: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self.queues: WeakSet[SimpleQueue[tuple[Any, Any]]] = WeakSet()
@@ -356,7 +362,10 @@ class EndpointSet:
         self._enter()
         self._check_open()
         if self._named and not self._found:
-            await self._resolve()
+            await asyncio.wait((self._resolve_soon(),))
+            self._check_open()
+            if not self.targets and self._unresolved is not None:
+                raise self._unresolved
 
     async def lease(self, endpoint: ClientEndpoint) -> ClientConnection:
         """The connection of an address. One that fails has its name resolved again."""
@@ -400,7 +409,8 @@ class EndpointSet:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await asyncio.gather(*(endpoint.close() for endpoint in self.targets))
+        endpoints = (*self.targets, *self._retiring)
+        await asyncio.gather(*(endpoint.close() for endpoint in endpoints))
 
     # Within
 
@@ -447,15 +457,11 @@ class EndpointSet:
 
     def _resolve_soon(self) -> asyncio.Task[None]:
         if self._resolving is None or self._resolving.done():
-            self._resolving = self.spawn(self._resolve_quietly())
+            self._resolving = self.spawn(self._resolve())
         return self._resolving
 
-    async def _resolve_quietly(self) -> None:
-        with suppress(ConnectFailed):  # it is asked again, for the calls that need it
-            await self._resolve()
-
     async def _resolve(self) -> None:
-        """Resolves all names. Raises ConnectFailed if that gives no address at all."""
+        """Resolves all names. One that does not resolve keeps the records that it had."""
         found: dict[tuple[str, str], ClientEndpoint] = {}
         failed: ConnectFailed | None = None
         for address in self._named:
@@ -468,17 +474,20 @@ class EndpointSet:
                 key = str(address), ip
                 found[key] = self._found.get(key) or self._endpoint(address, ip)
         self._resolved = time.monotonic()
-        if failed is not None and not found and not self._fixed:
-            raise failed
-        if failed is not None:
+        self._unresolved = failed
+        if failed is not None and (found or self._fixed):
             log.warning("%s; the addresses from before are used", failed)
         gone = [self._found[key] for key in self._found.keys() - found.keys()]
         if gone or found.keys() != self._found.keys():
             self._found = found
             self.targets = (*self._fixed, *found.values())
         for endpoint in gone:
-            endpoint.retired = True
-            self.spawn(endpoint.close_when_idle())
+            self._retiring.add(endpoint)
+            self.spawn(self._retire(endpoint))
+
+    async def _retire(self, endpoint: ClientEndpoint) -> None:
+        await endpoint.close_when_idle()
+        self._retiring.discard(endpoint)
 
     async def _records(self, address: Address) -> list[str]:
         name, resolver = address.host, self._options.resolver

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -126,6 +126,15 @@ def cut(run):
         connection.close_soon(3, "cut")
 
 
+@contextmanager
+def silence():
+    """The address of one who listens and never says anything."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        yield f"aqueduct+tls://127.0.0.1:{silent.getsockname()[1]}"
+
+
 def _any_called(services):
     return lambda: any(each.calls for each in services)
 
@@ -187,6 +196,24 @@ async def test_an_address_where_nobody_listens_is_passed_by():
             state = client.endpoints[0]
             assert (state.connected, state.address) == (False, dead)
             assert state.failures and "connection refused" in state.error
+
+
+async def test_an_address_that_says_nothing_is_not_waited_for_alone():
+    async with asked(2) as (services, runs, places):
+        with silence() as silent:
+            async with aqueduct.Client([silent, *places], hedge=0.02, **QUICK) as client:
+                await until(lambda: sum(state.connected for state in client.endpoints) == 2)
+                async with asyncio.timeout(8):  # less than Timing.connect_timeout
+                    for n in range(6):
+                        assert values(await everything(client.exchange("echo", [numbers(n)])))
+                        assert await client.call("echo", numbers(n)) == numbers(n)
+                        services[0].gate.set()
+                        services[1].gate.set()
+                        assert (await client.sink("sink", [numbers(n)]))["batches_in"] == 1
+                    for run in runs:
+                        await run.close(drain=0)
+                    with pytest.raises(DeadlineExceeded):
+                        await client.call("echo", numbers(1), deadline=0.1)
 
 
 async def test_no_address_that_answers_is_an_error_that_names_each():
@@ -348,10 +375,7 @@ async def test_failures_of_single_batches_are_not_reported_by_other_handlers():
 
 async def test_an_entry_that_is_cancelled_leaves_nothing_behind():
     before = asyncio.all_tasks()
-    with socket.socket() as silent:  # it listens, and never says anything
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        place = f"aqueduct+tls://127.0.0.1:{silent.getsockname()[1]}"
+    with silence() as place:
         client = aqueduct.Client([place, place + "?verify=off"])
         entering = asyncio.ensure_future(client.__aenter__())
         await asyncio.sleep(0)
