@@ -545,6 +545,8 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "deadline": Kind(_DURATIONS, any_duration),  # a call says itself which it can keep
         "headers": Kind(_TEXT_TO_TEXT, _mapping),
         "write_key": KINDS["text"],
+        "ack_within": KINDS["duration"],
+        "on_ack": KINDS["function"],
         "attempt": KINDS["text"],
         "token": Kind("text or bytes", _text_or_bytes, secret=True),
         "partition": Kind("an aqueduct.Partition of whole numbers", _partition),
@@ -573,6 +575,11 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "idempotent": KINDS["flag"],
         "drain": KINDS["duration or zero"],
         "time_to_live": KINDS["duration"],
+        # Tests.
+        "after": KINDS["size"],
+        "times": KINDS["count"],
+        "bytes_per_second": KINDS["size"],
+        "latency": KINDS["duration or zero"],
     }
 )
 """What each public argument must be, by its name."""

@@ -20,6 +20,7 @@
     |   |-- ConnectFailed         it never came up: refused, unreachable, not Aqueduct, certificate
     |   `-- LinkLost              a link of Relink is lost; .unconsumed and .unconfirmed
     |-- ReactiveError         the peer answered a request of ReactiveSocket with an ERROR
+    |-- WriteLost             what a writer wrote since its last commit is not in the sink
     |-- Ended                 the peer ended a bpmux request, sink or stream, or a channel of Relink
     |-- ChannelError                        the end of one channel, sticky on its handle
     |   |-- Finished              everything was delivered and the sender finished
@@ -81,6 +82,7 @@ __all__ = [
     "StartFailed",
     "UnknownHandler",
     "VersionError",
+    "WriteLost",
     "WrongType",
 ]
 
@@ -253,6 +255,14 @@ class ReactiveError(AqueductError):
         self.word = word
         self.text = text
         self.data = data
+
+
+class WriteLost(AqueductError):
+    """What a writer wrote since its last commit is not in the sink, and nobody will commit it.
+
+    The sink has refused the commit, or another writer has its key. What was committed before is
+    there. Open another writer with the same key, and write again from its ``committed.note`` on.
+    """
 
 
 class Ended(AqueductError):

@@ -12,14 +12,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeAlias, Unpack, cast
 
 import pyarrow as pa
 
 from aqueduct._speedups.calls.batch_sender import InFlightWindow
-from aqueduct.arguments import Duration, checked, read_arguments
+from aqueduct.arguments import Duration, Size, checked, read_arguments
 from aqueduct.arrow.encode import LONG_BYTES
 from aqueduct.carriers.certificates import ClientTls
 from aqueduct.client.balanced_spec import BalancedSpec
@@ -56,6 +56,7 @@ from aqueduct.client.options import (
 from aqueduct.client.retry import may_pass
 from aqueduct.client.stream import Stream
 from aqueduct.client.unary import one_batch
+from aqueduct.client.writer import OnAck, Writer
 from aqueduct.closing import AsyncClosing
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Connection
@@ -186,6 +187,14 @@ class Client(AsyncClosing):
         )
         return await client._open()
 
+    @classmethod
+    def over(cls, endpoints: EndpointSet, policy: BalancedSpec) -> Client:
+        """A client of connections that a SyncClient has; for this library."""
+        made = cls.__new__(cls)
+        made._policy, made._endpoints = policy, endpoints
+        made.config, made.address = policy.config, endpoints.places
+        return made
+
     async def __aenter__(self) -> Self:
         return await self._open()
 
@@ -197,6 +206,11 @@ class Client(AsyncClosing):
         """
         endpoints = self._endpoints
         return endpoints.closed or (endpoints.last is not None and not endpoints.alive)
+
+    @property
+    def reconnects(self) -> bool:
+        """Whether the next call connects again if the connection is lost: not after ``close``."""
+        return self._endpoints.reconnects and not self._endpoints.closed
 
     @property
     def endpoints(self) -> tuple[EndpointState, ...]:
@@ -297,6 +311,48 @@ class Client(AsyncClosing):
                 pass
         return dict(stream.counters)
 
+    @checked(sink="handler", key="write_key", deadline="time_to_live")
+    def writer(
+        self,
+        sink: str,
+        *,
+        key: str,
+        schema: pa.Schema | None = None,
+        in_flight_bytes: Size | None = None,
+        deadline: Duration | None = None,
+        ack_within: Duration | None = None,
+        on_ack: OnAck | None = None,
+        headers: Mapping[str, str] | None = None,
+        token: str | bytes | None = None,
+        compression: str | None = None,
+    ) -> Writer:
+        """A writer into a sink of the service: rows that are there exactly once, or not at all.
+
+        - ``key``: names what is written, and is the same when the program is started again. At
+          most one writer has it: a later one takes it over.
+        - ``schema``: of the batches; by default what the sink, or the first batch, says.
+        - ``in_flight_bytes``: of batches without an acknowledgement (Sinks.writer_bytes).
+        - ``deadline``: seconds for an attempt, for a commit, and to reach a service that is gone
+          (Sinks.writer_deadline).
+        - ``ack_within``: seconds after which a batch is acknowledged, as far as the sink is quick
+          enough. By default that is when half of ``in_flight_bytes`` is written, or somebody waits.
+        - ``on_ack``: called with each acknowledgement, in order.
+
+        The sink has to have a method ``committed``; see ``aqueduct.service.sinks``.
+        """
+        given = {"deadline": deadline, "ack_within": ack_within, "in_flight_bytes": in_flight_bytes}
+        return Writer(
+            self,
+            sink,
+            key,
+            schema=schema,
+            on_ack=on_ack,
+            headers=headers,
+            token=token,
+            compression=compression,
+            **cast("dict[str, Any]", given),  # as ``checked`` read them
+        )
+
     async def describe(self) -> Description:
         """What the service says of itself: its name, version, handlers and their schemas."""
         stream = self.source(DESCRIBE, output_schema=DESCRIBE_SCHEMA)
@@ -322,6 +378,10 @@ class Client(AsyncClosing):
 
     def __repr__(self) -> str:
         return f"<Client of {self.address}{' closed' if self.closed else ''}>"
+
+    def check_here(self) -> None:
+        """Raises LocalProtocolError on another event loop than its own, and in a forked child."""
+        self._endpoints.check_here()
 
     # Within
 

@@ -18,7 +18,7 @@ import atexit
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Final, Self, TypeAlias, Unpack, cast
@@ -27,14 +27,14 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import pyarrow as pa
 
 from aqueduct._speedups.calls.batch_sender import InFlightWindow
-from aqueduct.arguments import Duration, checked, read_arguments
+from aqueduct.arguments import Duration, Size, checked, read_arguments
 from aqueduct.carriers.binding import holds_up
 from aqueduct.carriers.certificates import ClientTls
 from aqueduct.client.balanced_stream import SyncBalancedStream
 from aqueduct.client.balancer import Balancer
 from aqueduct.client.call import Batches
 from aqueduct.client.call_metrics import CallMetrics
-from aqueduct.client.client import failed_before, spec_for_retries
+from aqueduct.client.client import Client, failed_before, spec_for_retries
 from aqueduct.client.client_connection import (
     ClientConnection,
     ConnectionHeaders,
@@ -50,7 +50,7 @@ from aqueduct.client.endpoint_set import (
     Resolver,
     addresses_of,
 )
-from aqueduct.client.loop_thread import LoopThread
+from aqueduct.client.loop_thread import thread_for
 from aqueduct.client.options import (
     CallOptions,
     ExchangeOptions,
@@ -60,10 +60,12 @@ from aqueduct.client.options import (
     takes,
 )
 from aqueduct.client.sync_stream import SyncStream
+from aqueduct.client.sync_writer import SyncWriter
 from aqueduct.client.thread_balancer import ThreadBalancer
 from aqueduct.client.thread_call import News, ThreadCall
 from aqueduct.client.unary import UnaryCallers, one_batch
 from aqueduct.client.unary_stub import StubCall
+from aqueduct.client.write_segments import Ack
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import AqueductError, ConnectionLost, LocalProtocolError
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
@@ -130,7 +132,7 @@ class SyncClient:
         self._check_caller()
         self._own = threading.local()
         """What each thread has for itself."""
-        self._thread = LoopThread("aqueduct-sync-client")
+        self._thread = thread_for(self._addresses[0])
         try:
             self._thread.run(self._endpoints.open())
         except BaseException:
@@ -195,6 +197,40 @@ class SyncClient:
             for _ in stream:
                 pass
         return dict(stream.counters)
+
+    @checked(sink="handler", key="write_key", deadline="time_to_live")
+    def writer(
+        self,
+        sink: str,
+        *,
+        key: str,
+        schema: pa.Schema | None = None,
+        in_flight_bytes: Size | None = None,
+        deadline: Duration | None = None,
+        ack_within: Duration | None = None,
+        on_ack: Callable[[Ack], object] | None = None,
+        headers: Mapping[str, str] | None = None,
+        token: str | bytes | None = None,
+        compression: str | None = None,
+    ) -> SyncWriter:
+        """A writer into a sink of the service; see ``Client.writer``.
+
+        ``on_ack`` is called in the thread of this client's event loop, so it must not wait.
+        """
+        self._thread.check()
+        writer = Client.over(self._endpoints, self._policy).writer(
+            sink,
+            key=key,
+            schema=schema,
+            in_flight_bytes=in_flight_bytes,
+            deadline=deadline,
+            ack_within=ack_within,
+            on_ack=on_ack,
+            headers=headers,
+            token=token,
+            compression=compression,
+        )
+        return SyncWriter(writer, self._thread)
 
     def describe(self) -> Description:
         """What the service says of itself."""
