@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from aqueduct import service as service
     from aqueduct.carriers.certificates import ClientTls, ServerTls, dev_certificate
     from aqueduct.client.client import Client
+    from aqueduct.client.endpoint_set import EndpointState
     from aqueduct.client.stream import Stream
     from aqueduct.client.sync_client import SyncClient
     from aqueduct.client.sync_stream import SyncStream
@@ -58,6 +59,7 @@ __all__ = [
     "Config",
     "Connection",
     "Description",
+    "EndpointState",
     "Jwt",
     "Message",
     "Mode",
@@ -88,6 +90,7 @@ _MODULES: Final = {
     "Config": "aqueduct.config",
     "Connection": "aqueduct.endpoint.connection",
     "Description": "aqueduct.rpc.describe",
+    "EndpointState": "aqueduct.client.endpoint_set",
     "Jwt": "aqueduct.service.json_web_token",
     "Message": "aqueduct.endpoint.channel",
     "Mode": "aqueduct.endpoint.channel",

@@ -287,7 +287,6 @@ UNCHECKED = {
     # They are not for users.
     **dict.fromkeys(("EntityHandle.ended", "EntityHandle.ponged", "BpmuxStream.arrived"), None),
     **dict.fromkeys(("Client.begin", "Client.ask", "Client.unary_call", "Client.agreed"), None),
-    "Client": {"connection", "address"},
 }
 INNER = (
     *(aqueduct.Connection, bpmux.BpmuxConnection, bpmux.BpmuxServer),

@@ -22,17 +22,18 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, Protocol, Self, TypeVar, Unpack
+from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
 
 from aqueduct.arrow.schema import check
-from aqueduct.client.options import ExchangeOptions, UnaryOptions
+from aqueduct.client.client_connection import ClientConnection
+from aqueduct.client.endpoint_set import EndpointSet
+from aqueduct.client.options import CallOptions, UnaryOptions
 from aqueduct.client.retry import Backoff, may_pass, with_note
-from aqueduct.client.stream import Stream
+from aqueduct.client.unary import one_batch
 from aqueduct.client.write_segments import Ack, Committed, Segment, size_of
 from aqueduct.config import Config
-from aqueduct.endpoint import Connection
 from aqueduct.endpoint.accounts import process
 from aqueduct.errors import (
     AqueductError,
@@ -68,7 +69,7 @@ from aqueduct.rpc.sink_commit import (
 )
 from aqueduct.rpc.threads import apart
 
-__all__ = ["OnAck", "Writer", "WriterClient"]
+__all__ = ["OnAck", "Writer"]
 
 log = logger_of(__name__)
 
@@ -87,33 +88,6 @@ _FAREWELL: Final = 5.0
 """Seconds to tell the sink of an abort, which it would find out by itself in its time."""
 
 
-class WriterClient(Protocol):
-    """What a writer needs of its client."""
-
-    connection: Connection
-    config: Config
-    address: str
-
-    @property
-    def closed(self) -> bool:
-        """Whether its connection is over."""
-
-    @property
-    def reconnect(self) -> Callable[[], Awaitable[WriterClient]] | None:
-        """Makes another one like it; None: the program has closed it."""
-
-    def exchange(self, handler: str, batches: Any, **options: Unpack[ExchangeOptions]) -> Stream:
-        """As Client's."""
-
-    async def call(
-        self, handler: str, batch: pa.RecordBatch, **options: Unpack[UnaryOptions]
-    ) -> pa.RecordBatch:
-        """As Client's."""
-
-    async def close(self) -> None:
-        """As Client's."""
-
-
 class Writer:
     """Writes into one sink under one key. Made by ``Client.writer``; ``async with`` opens it.
 
@@ -124,10 +98,11 @@ class Writer:
 
     def __init__(
         self,
-        client: WriterClient,
+        endpoints: EndpointSet,
         sink: str,
         key: str,
         *,
+        config: Config,
         schema: pa.Schema | None = None,
         in_flight_bytes: int | None = None,
         deadline: float | None = None,
@@ -138,7 +113,7 @@ class Writer:
         compression: str | None = None,
     ) -> None:
         """See ``Client.writer``. Raises ConfigError for what cannot work."""
-        limits = client.config.sinks
+        limits = config.sinks
         self.sink = sink
         self.key = key
         self.deadline = limits.writer_deadline if deadline is None else deadline
@@ -153,15 +128,14 @@ class Writer:
             self._claim = Claim(key, self._execution)
         except BadCall as error:
             raise ConfigError(str(error)) from None
-        self._client = client
-        self._links: list[WriterClient] = []
-        self._linking = asyncio.Lock()
+        self._endpoints = endpoints
+        self._config = config
         self._given = schema
         self._schema: pa.Schema | None = None
         self._ack_within = ack_within
         self._on_ack = on_ack
         self._headers = dict(headers or {})
-        self._options: dict[str, Any] = {"token": token}
+        self._token = token
         self._compression = compression
         self._account = process().sending
         self._open = self._closed = False
@@ -216,9 +190,9 @@ class Writer:
             raise LocalProtocolError(f"{self!r} was opened already; make another writer")
         claim = self._claim.to_json()
 
-        async def ask(client: WriterClient, tries: int) -> ClaimedKey:
-            answer = await self._ask(client, CLAIM, claim, "")
-            with answer_of(client.address, CLAIM + self.sink):
+        async def ask(link: ClientConnection, tries: int) -> ClaimedKey:
+            answer = await self._ask(link, CLAIM, claim, "")
+            with answer_of(link.address, CLAIM + self.sink):
                 return ClaimedKey.from_json([answer], limit=self._limits.document_bytes)
 
         claimed = await self._patiently(ask, f"the claim of {self._where}")
@@ -250,7 +224,7 @@ class Writer:
             batches = await apart(_batches_by_interface, batch)
         if self._schema is None and batches:
             self._schema = batches[0].schema
-        limit = self._client.config.calls.batch_limit
+        limit = self._config.calls.batch_limit
         for each in batches:
             assert self._schema is not None
             check(self._schema, each.schema, where=f"the input of {self._where}", handler=self.sink)
@@ -328,10 +302,8 @@ class Writer:
         tasks = [each.task for each in self._since if each.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=_FAREWELL)
-        if self._since and not (failed and self._client.closed):
+        if self._since and not (failed and self._given_up):
             await self._say_abort()
-        for link in self._links:
-            await link.close()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -376,7 +348,7 @@ class Writer:
         self._writes += 1
         segment.add(batches, ack)
         self._keep(size)
-        flow = self._client.config.flow
+        flow = self._config.flow
         if segment.size * 2 >= self.in_flight_bytes or self._account.used > flow.process_send_bytes:
             self._want(segment)
         return ack
@@ -458,8 +430,8 @@ class Writer:
         """Attempts at one segment, until one has its receipt."""
         what = f"part {segment.number} of {self._where}"
 
-        async def attempt(client: WriterClient, tries: int) -> PreparedAttempt:
-            return await self._attempt(client, segment, commit, tries)
+        async def attempt(link: ClientConnection, tries: int) -> PreparedAttempt:
+            return await self._attempt(link, segment, commit, tries)
 
         try:
             prepared = await self._patiently(attempt, what)
@@ -479,7 +451,7 @@ class Writer:
             self._prepared(segment, prepared)
 
     async def _attempt(
-        self, client: WriterClient, segment: Segment, commit: int, tries: int
+        self, link: ClientConnection, segment: Segment, commit: int, tries: int
     ) -> PreparedAttempt:
         attempt = Attempt(
             numbered(self.key, commit),
@@ -488,10 +460,7 @@ class Writer:
             task=tries,
         )
         handler = WRITE + self.sink
-        assert self._schema is not None
-        stream = client.exchange(
-            handler,
-            segment.feed(),
+        options = CallOptions(
             schema=self._schema,
             output_schema=DOCUMENT_SCHEMA,
             in_flight_bytes=self.in_flight_bytes,
@@ -499,19 +468,20 @@ class Writer:
             headers={**self._headers, ATTEMPT_HEADER: attempt.to_json()},
             write_key=attempt.write_key.key,
             attempt=attempt.id,
+            token=self._token,
             partition=Partition(segment.number),
             compression=self._compression,
-            **self._options,
         )
+        stream = link.stream("exchange", handler, segment.feed(), options)
         async with stream:
             answers = [batch async for batch in stream]
-        with answer_of(client.address, handler):
+        with answer_of(link.address, handler):
             receipt = Receipt.from_json(answers, limit=self._limits.document_bytes)
         if (receipt.batches, receipt.rows) != (len(segment.batches), segment.rows):
             raise BadCall(
                 f"the sink {self.sink!r} was sent {len(segment.batches)} batches of {segment.rows} "
                 f"rows, and prepared {receipt.batches} of {receipt.rows}",
-                peer=client.address,
+                peer=link.address,
                 handler=handler,
             )
         return PreparedAttempt(attempt, receipt.receipt)
@@ -526,10 +496,10 @@ class Writer:
             kept = {"writer": self._execution, "rows": rows, "note": note}
             text = Settlement(write_key, tuple(prepared), note=kept).to_json()
 
-            async def ask(client: WriterClient, tries: int) -> Mapping[str, Any]:
-                answer = await self._ask(client, COMMIT, text, write_key.key)
+            async def ask(link: ClientConnection, tries: int) -> Mapping[str, Any]:
+                answer = await self._ask(link, COMMIT, text, write_key.key)
                 where = "the answer to a commit"
-                with answer_of(client.address, COMMIT + self.sink):
+                with answer_of(link.address, COMMIT + self.sink):
                     return document_of([answer], where, limit=self._limits.document_bytes)
 
             try:
@@ -568,25 +538,26 @@ class Writer:
         text = Settlement(write_key, prepared, self._execution).to_json()
         try:
             async with asyncio.timeout(_FAREWELL):
-                client = await self._connected()
-                await self._ask(client, ABORT, text, write_key.key)
+                link = await self._connected()
+                await self._ask(link, ABORT, text, write_key.key)
         except (AqueductError, TimeoutError) as error:
             log.warning("%s: the sink was not told of the abort: %s", self._where, error)
 
     async def _ask(
-        self, client: WriterClient, what: str, text: str, write_key: str
+        self, link: ClientConnection, what: str, text: str, write_key: str
     ) -> pa.RecordBatch:
-        return await client.call(
-            what + self.sink,
-            to_batch(text),
-            output_schema=DOCUMENT_SCHEMA,
-            deadline=self.deadline,
-            headers=self._headers,
-            write_key=write_key,
-            **self._options,
-        )
+        options: UnaryOptions = {
+            "output_schema": DOCUMENT_SCHEMA,
+            "deadline": self.deadline,
+            "headers": self._headers,
+            "write_key": write_key,
+            "token": self._token,
+        }
+        return one_batch(*await link.answer(what + self.sink, to_batch(text), options))
 
-    async def _patiently(self, work: Callable[[WriterClient, int], Awaitable[T]], what: str) -> T:
+    async def _patiently(
+        self, work: Callable[[ClientConnection, int], Awaitable[T]], what: str
+    ) -> T:
         """The result of ``work``, which is done again while that may help.
 
         It is given how often others were tried for the same. Raises how the last one failed, if
@@ -620,29 +591,26 @@ class Writer:
                 )
             await asyncio.sleep(pause)
 
-    async def _connected(self) -> WriterClient:
-        """A client whose connection lives, as far as that is known."""
-        async with self._linking:
-            link = self._links[-1] if self._links else self._client
-            reconnect = self._client.reconnect
-            if link.closed and reconnect is not None:
-                link = await reconnect()
-                self._links[:] = [link]
-            return link
+    async def _connected(self) -> ClientConnection:
+        """A connection that is up, as far as that is known."""
+        best = self._endpoints.best()
+        if best is not None and best.link is not None:
+            return best.link
+        return await self._endpoints.open()
 
     # Within
 
     @property
     def _given_up(self) -> bool:
-        """Whether the program has closed the client."""
-        return self._client.reconnect is None
+        """Whether there will be no other connection."""
+        return self._endpoints.closed or not self._endpoints.reconnects
 
     @property
     def _remedy(self) -> str:
         return "open another writer with this key, and write again from its committed.note on"
 
     def _check_here(self) -> None:
-        self._client.connection.check_here()
+        self._endpoints.check_here()
 
     def _raise_error(self) -> None:
         if self._error is not None:

@@ -221,7 +221,7 @@ async def test_one_task_reads_exchanges_of_large_batches_last_one_first(
             assert found == [index] * LARGE_EXCHANGES
         for stream in answers:
             assert await anext(stream, None) is None
-        assert client.under_way.used == 0
+        assert client.link.under_way.used == 0
     assert max(held) <= MOST
 
 

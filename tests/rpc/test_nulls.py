@@ -93,7 +93,7 @@ async def test_a_nested_null_of_a_peer_is_refused_where_it_comes(carrier):
         caller = UnaryCaller(client.connection, head, peer=client.address)
         encoded = Encoder(OPEN).encode(adopt(BAD, OPEN))
         with pytest.raises(BadCall, match=f"batch 0 of the input .* cannot be read: {NAMED}"):
-            await client.ask(caller, encoded)
+            await client.link.ask(caller, encoded)
 
 
 def test_a_sync_client_hears_of_nested_nulls():
