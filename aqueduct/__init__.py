@@ -9,6 +9,7 @@
   which need no Arrow. See ``aqueduct.endpoint``.
 - ``aqueduct.bpmux``: requests, sinks and streams over TCP or Unix sockets, without Aqueduct.
 - ``aqueduct.relink``: messages and transactions over links that survive cut connections.
+- ``aqueduct.testing``: services and clients in tests.
 
 The modules named here need no import of their own: ``aqueduct.errors.Busy``.
 """
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from aqueduct import relink as relink
     from aqueduct import rpc as rpc
     from aqueduct import service as service
+    from aqueduct import testing as testing
     from aqueduct.carriers.certificates import ClientTls, ServerTls, dev_certificate
     from aqueduct.client.client import Client
     from aqueduct.client.endpoint_set import EndpointState
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from aqueduct.errors import AqueductError
     from aqueduct.rpc.describe import Description
     from aqueduct.rpc.request import Partition
+    from aqueduct.service.batching import Batching, CallRows
     from aqueduct.service.context import Call
     from aqueduct.service.json_web_token import Jwt
     from aqueduct.service.service import Service
@@ -53,7 +56,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AqueductError",
+    "Batching",
     "Call",
+    "CallRows",
     "Client",
     "ClientTls",
     "Config",
@@ -84,7 +89,9 @@ __all__ = [
 # Loaded on first use: those who want the channels alone, or one command, wait for no pyarrow.
 _MODULES: Final = {
     "AqueductError": "aqueduct.errors",
+    "Batching": "aqueduct.service.batching",
     "Call": "aqueduct.service.context",
+    "CallRows": "aqueduct.service.batching",
     "Client": "aqueduct.client.client",
     "ClientTls": "aqueduct.carriers.certificates",
     "Config": "aqueduct.config",
@@ -125,6 +132,7 @@ _SUBMODULES: Final = (
     "relink",
     "rpc",
     "service",
+    "testing",
 )
 """Those that are documented: ``aqueduct.errors`` needs no import of its own."""
 

@@ -575,6 +575,11 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "idempotent": KINDS["flag"],
         "drain": KINDS["duration or zero"],
         "time_to_live": KINDS["duration"],
+        # Tests.
+        "after": KINDS["size"],
+        "times": KINDS["count"],
+        "bytes_per_second": KINDS["size"],
+        "latency": KINDS["duration or zero"],
     }
 )
 """What each public argument must be, by its name."""

@@ -187,6 +187,14 @@ class Client(AsyncClosing):
         )
         return await client._open()
 
+    @classmethod
+    def over(cls, endpoints: EndpointSet, policy: BalancedSpec) -> Client:
+        """A client of connections that a SyncClient has; for this library."""
+        made = cls.__new__(cls)
+        made._policy, made._endpoints = policy, endpoints
+        made.config, made.address = policy.config, endpoints.places
+        return made
+
     async def __aenter__(self) -> Self:
         return await self._open()
 
@@ -198,6 +206,11 @@ class Client(AsyncClosing):
         """
         endpoints = self._endpoints
         return endpoints.closed or (endpoints.last is not None and not endpoints.alive)
+
+    @property
+    def reconnects(self) -> bool:
+        """Whether the next call connects again if the connection is lost: not after ``close``."""
+        return self._endpoints.reconnects and not self._endpoints.closed
 
     @property
     def endpoints(self) -> tuple[EndpointState, ...]:
@@ -329,10 +342,9 @@ class Client(AsyncClosing):
         """
         given = {"deadline": deadline, "ack_within": ack_within, "in_flight_bytes": in_flight_bytes}
         return Writer(
-            self._endpoints,
+            self,
             sink,
             key,
-            config=self.config,
             schema=schema,
             on_ack=on_ack,
             headers=headers,
@@ -366,6 +378,10 @@ class Client(AsyncClosing):
 
     def __repr__(self) -> str:
         return f"<Client of {self.address}{' closed' if self.closed else ''}>"
+
+    def check_here(self) -> None:
+        """Raises LocalProtocolError on another event loop than its own, and in a forked child."""
+        self._endpoints.check_here()
 
     # Within
 

@@ -34,7 +34,7 @@ from aqueduct.client.balanced_stream import SyncBalancedStream
 from aqueduct.client.balancer import Balancer
 from aqueduct.client.call import Batches
 from aqueduct.client.call_metrics import CallMetrics
-from aqueduct.client.client import failed_before, spec_for_retries
+from aqueduct.client.client import Client, failed_before, spec_for_retries
 from aqueduct.client.client_connection import (
     ClientConnection,
     ConnectionHeaders,
@@ -50,7 +50,7 @@ from aqueduct.client.endpoint_set import (
     Resolver,
     addresses_of,
 )
-from aqueduct.client.loop_thread import LoopThread
+from aqueduct.client.loop_thread import thread_for
 from aqueduct.client.options import (
     CallOptions,
     ExchangeOptions,
@@ -65,7 +65,7 @@ from aqueduct.client.thread_balancer import ThreadBalancer
 from aqueduct.client.thread_call import News, ThreadCall
 from aqueduct.client.unary import UnaryCallers, one_batch
 from aqueduct.client.unary_stub import StubCall
-from aqueduct.client.writer import OnAck, Writer
+from aqueduct.client.write_segments import Ack
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import AqueductError, ConnectionLost, LocalProtocolError
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
@@ -132,7 +132,7 @@ class SyncClient:
         self._check_caller()
         self._own = threading.local()
         """What each thread has for itself."""
-        self._thread = LoopThread("aqueduct-sync-client")
+        self._thread = thread_for(self._addresses[0])
         try:
             self._thread.run(self._endpoints.open())
         except BaseException:
@@ -208,7 +208,7 @@ class SyncClient:
         in_flight_bytes: Size | None = None,
         deadline: Duration | None = None,
         ack_within: Duration | None = None,
-        on_ack: OnAck | None = None,
+        on_ack: Callable[[Ack], object] | None = None,
         headers: Mapping[str, str] | None = None,
         token: str | bytes | None = None,
         compression: str | None = None,
@@ -218,18 +218,17 @@ class SyncClient:
         ``on_ack`` is called in the thread of this client's event loop, so it must not wait.
         """
         self._thread.check()
-        given = {"deadline": deadline, "ack_within": ack_within, "in_flight_bytes": in_flight_bytes}
-        writer = Writer(
-            self._endpoints,
+        writer = Client.over(self._endpoints, self._policy).writer(
             sink,
-            key,
-            config=self.config,
+            key=key,
             schema=schema,
+            in_flight_bytes=in_flight_bytes,
+            deadline=deadline,
+            ack_within=ack_within,
             on_ack=on_ack,
             headers=headers,
             token=token,
             compression=compression,
-            **cast("dict[str, Any]", given),  # as ``checked`` read them
         )
         return SyncWriter(writer, self._thread)
 

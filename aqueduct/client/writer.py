@@ -22,16 +22,14 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar, Unpack
 
 import pyarrow as pa
 
 from aqueduct.arrow.schema import check
-from aqueduct.client.client_connection import ClientConnection
-from aqueduct.client.endpoint_set import EndpointSet
-from aqueduct.client.options import CallOptions, UnaryOptions
+from aqueduct.client.options import ExchangeOptions, UnaryOptions
 from aqueduct.client.retry import Backoff, may_pass, with_note
-from aqueduct.client.unary import one_batch
+from aqueduct.client.stream import Stream
 from aqueduct.client.write_segments import Ack, Committed, Segment, size_of
 from aqueduct.config import Config
 from aqueduct.endpoint.accounts import process
@@ -69,7 +67,7 @@ from aqueduct.rpc.sink_commit import (
 )
 from aqueduct.rpc.threads import apart
 
-__all__ = ["OnAck", "Writer"]
+__all__ = ["OnAck", "Writer", "WriterClient"]
 
 log = logger_of(__name__)
 
@@ -88,6 +86,32 @@ _FAREWELL: Final = 5.0
 """Seconds to tell the sink of an abort, which it would find out by itself in its time."""
 
 
+class WriterClient(Protocol):
+    """What a writer needs of its client."""
+
+    config: Config
+    address: str
+
+    @property
+    def closed(self) -> bool:
+        """Whether no connection is up."""
+
+    @property
+    def reconnects(self) -> bool:
+        """Whether the next call connects again then; False once the program has closed it."""
+
+    def check_here(self) -> None:
+        """As Client's."""
+
+    def exchange(self, handler: str, batches: Any, **options: Unpack[ExchangeOptions]) -> Stream:
+        """As Client's."""
+
+    async def call(
+        self, handler: str, batch: pa.RecordBatch, **options: Unpack[UnaryOptions]
+    ) -> pa.RecordBatch:
+        """As Client's."""
+
+
 class Writer:
     """Writes into one sink under one key. Made by ``Client.writer``; ``async with`` opens it.
 
@@ -98,11 +122,10 @@ class Writer:
 
     def __init__(
         self,
-        endpoints: EndpointSet,
+        client: WriterClient,
         sink: str,
         key: str,
         *,
-        config: Config,
         schema: pa.Schema | None = None,
         in_flight_bytes: int | None = None,
         deadline: float | None = None,
@@ -113,7 +136,7 @@ class Writer:
         compression: str | None = None,
     ) -> None:
         """See ``Client.writer``. Raises ConfigError for what cannot work."""
-        limits = config.sinks
+        limits = client.config.sinks
         self.sink = sink
         self.key = key
         self.deadline = limits.writer_deadline if deadline is None else deadline
@@ -128,14 +151,14 @@ class Writer:
             self._claim = Claim(key, self._execution)
         except BadCall as error:
             raise ConfigError(str(error)) from None
-        self._endpoints = endpoints
-        self._config = config
+        self._client = client
         self._given = schema
         self._schema: pa.Schema | None = None
         self._ack_within = ack_within
         self._on_ack = on_ack
         self._headers = dict(headers or {})
-        self._token = token
+        # What is tried again, and when, is for the writer to say.
+        self._options: dict[str, Any] = {"token": token, "retries": 0}
         self._compression = compression
         self._account = process().sending
         self._open = self._closed = False
@@ -190,9 +213,9 @@ class Writer:
             raise LocalProtocolError(f"{self!r} was opened already; make another writer")
         claim = self._claim.to_json()
 
-        async def ask(link: ClientConnection, tries: int) -> ClaimedKey:
-            answer = await self._ask(link, CLAIM, claim, "")
-            with answer_of(link.address, CLAIM + self.sink):
+        async def ask(tries: int) -> ClaimedKey:
+            answer = await self._ask(CLAIM, claim, "")
+            with answer_of(self._client.address, CLAIM + self.sink):
                 return ClaimedKey.from_json([answer], limit=self._limits.document_bytes)
 
         claimed = await self._patiently(ask, f"the claim of {self._where}")
@@ -224,7 +247,7 @@ class Writer:
             batches = await apart(_batches_by_interface, batch)
         if self._schema is None and batches:
             self._schema = batches[0].schema
-        limit = self._config.calls.batch_limit
+        limit = self._client.config.calls.batch_limit
         for each in batches:
             assert self._schema is not None
             check(self._schema, each.schema, where=f"the input of {self._where}", handler=self.sink)
@@ -302,7 +325,7 @@ class Writer:
         tasks = [each.task for each in self._since if each.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=_FAREWELL)
-        if self._since and not (failed and self._given_up):
+        if self._since and not (failed and self._client.closed):
             await self._say_abort()
 
     async def __aenter__(self) -> Self:
@@ -348,7 +371,7 @@ class Writer:
         self._writes += 1
         segment.add(batches, ack)
         self._keep(size)
-        flow = self._config.flow
+        flow = self._client.config.flow
         if segment.size * 2 >= self.in_flight_bytes or self._account.used > flow.process_send_bytes:
             self._want(segment)
         return ack
@@ -430,8 +453,8 @@ class Writer:
         """Attempts at one segment, until one has its receipt."""
         what = f"part {segment.number} of {self._where}"
 
-        async def attempt(link: ClientConnection, tries: int) -> PreparedAttempt:
-            return await self._attempt(link, segment, commit, tries)
+        async def attempt(tries: int) -> PreparedAttempt:
+            return await self._attempt(segment, commit, tries)
 
         try:
             prepared = await self._patiently(attempt, what)
@@ -450,9 +473,7 @@ class Writer:
         else:
             self._prepared(segment, prepared)
 
-    async def _attempt(
-        self, link: ClientConnection, segment: Segment, commit: int, tries: int
-    ) -> PreparedAttempt:
+    async def _attempt(self, segment: Segment, commit: int, tries: int) -> PreparedAttempt:
         attempt = Attempt(
             numbered(self.key, commit),
             execution=self._execution,
@@ -460,7 +481,10 @@ class Writer:
             task=tries,
         )
         handler = WRITE + self.sink
-        options = CallOptions(
+        assert self._schema is not None
+        stream = self._client.exchange(
+            handler,
+            segment.feed(),
             schema=self._schema,
             output_schema=DOCUMENT_SCHEMA,
             in_flight_bytes=self.in_flight_bytes,
@@ -468,20 +492,19 @@ class Writer:
             headers={**self._headers, ATTEMPT_HEADER: attempt.to_json()},
             write_key=attempt.write_key.key,
             attempt=attempt.id,
-            token=self._token,
             partition=Partition(segment.number),
             compression=self._compression,
+            **self._options,
         )
-        stream = link.stream("exchange", handler, segment.feed(), options)
         async with stream:
             answers = [batch async for batch in stream]
-        with answer_of(link.address, handler):
+        with answer_of(self._client.address, handler):
             receipt = Receipt.from_json(answers, limit=self._limits.document_bytes)
         if (receipt.batches, receipt.rows) != (len(segment.batches), segment.rows):
             raise BadCall(
                 f"the sink {self.sink!r} was sent {len(segment.batches)} batches of {segment.rows} "
                 f"rows, and prepared {receipt.batches} of {receipt.rows}",
-                peer=link.address,
+                peer=self._client.address,
                 handler=handler,
             )
         return PreparedAttempt(attempt, receipt.receipt)
@@ -496,10 +519,10 @@ class Writer:
             kept = {"writer": self._execution, "rows": rows, "note": note}
             text = Settlement(write_key, tuple(prepared), note=kept).to_json()
 
-            async def ask(link: ClientConnection, tries: int) -> Mapping[str, Any]:
-                answer = await self._ask(link, COMMIT, text, write_key.key)
+            async def ask(tries: int) -> Mapping[str, Any]:
+                answer = await self._ask(COMMIT, text, write_key.key)
                 where = "the answer to a commit"
-                with answer_of(link.address, COMMIT + self.sink):
+                with answer_of(self._client.address, COMMIT + self.sink):
                     return document_of([answer], where, limit=self._limits.document_bytes)
 
             try:
@@ -538,26 +561,22 @@ class Writer:
         text = Settlement(write_key, prepared, self._execution).to_json()
         try:
             async with asyncio.timeout(_FAREWELL):
-                link = await self._connected()
-                await self._ask(link, ABORT, text, write_key.key)
+                await self._ask(ABORT, text, write_key.key)
         except (AqueductError, TimeoutError) as error:
             log.warning("%s: the sink was not told of the abort: %s", self._where, error)
 
-    async def _ask(
-        self, link: ClientConnection, what: str, text: str, write_key: str
-    ) -> pa.RecordBatch:
-        options: UnaryOptions = {
-            "output_schema": DOCUMENT_SCHEMA,
-            "deadline": self.deadline,
-            "headers": self._headers,
-            "write_key": write_key,
-            "token": self._token,
-        }
-        return one_batch(*await link.answer(what + self.sink, to_batch(text), options))
+    async def _ask(self, what: str, text: str, write_key: str) -> pa.RecordBatch:
+        return await self._client.call(
+            what + self.sink,
+            to_batch(text),
+            output_schema=DOCUMENT_SCHEMA,
+            deadline=self.deadline,
+            headers=self._headers,
+            write_key=write_key,
+            **self._options,
+        )
 
-    async def _patiently(
-        self, work: Callable[[ClientConnection, int], Awaitable[T]], what: str
-    ) -> T:
+    async def _patiently(self, work: Callable[[int], Awaitable[T]], what: str) -> T:
         """The result of ``work``, which is done again while that may help.
 
         It is given how often others were tried for the same. Raises how the last one failed, if
@@ -568,7 +587,7 @@ class Writer:
         while True:
             began = time.monotonic()
             try:
-                return await work(await self._connected(), tries)
+                return await work(tries)
             except AqueductError as error:
                 now = time.monotonic()
                 if not may_pass(error) or self._given_up:
@@ -591,26 +610,19 @@ class Writer:
                 )
             await asyncio.sleep(pause)
 
-    async def _connected(self) -> ClientConnection:
-        """A connection that is up, as far as that is known."""
-        best = self._endpoints.best()
-        if best is not None and best.link is not None:
-            return best.link
-        return await self._endpoints.open()
-
     # Within
 
     @property
     def _given_up(self) -> bool:
-        """Whether there will be no other connection."""
-        return self._endpoints.closed or not self._endpoints.reconnects
+        """Whether the program has closed the client."""
+        return not self._client.reconnects
 
     @property
     def _remedy(self) -> str:
         return "open another writer with this key, and write again from its committed.note on"
 
     def _check_here(self) -> None:
-        self._endpoints.check_here()
+        self._client.check_here()
 
     def _raise_error(self) -> None:
         if self._error is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import hmac
@@ -192,6 +191,21 @@ async def test_a_function_of_the_claims_decides(allow):
         assert "could not decide" in await refusal(client, token(sub=None))  # KeyError
 
 
+async def test_a_handler_finds_what_the_token_says():
+    seen = []
+    made = service(key=pem(EC))
+
+    @made.handler("who")
+    def who(batch, call):
+        seen.append((call.state.caller, call.state.claims["team"]))
+        return batch
+
+    async with connected(made) as client:
+        assert await refusal(client, token(team="a"), "who") == ""
+        assert await refusal(client, token(team="b", sub=None), "who") == ""
+    assert seen == [("me", "a"), (None, "b")]
+
+
 def test_a_sync_client_reads_why():
     with sync_client(service(key=pem(EC)), token=token(exp=1)) as client:
         with pytest.raises(Refused, match="the token has expired"):
@@ -279,7 +293,13 @@ class Keys:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                pass  # a client that does not know the certificate
+
+        self.server = Server(("127.0.0.1", 0), Handler)
         self.url = f"https://127.0.0.1:{self.server.server_port}/keys"
 
 
@@ -294,7 +314,6 @@ def keys(tmp_path) -> Iterator[Keys]:
     found.server.socket = context.wrap_socket(
         found.server.socket, server_side=True, do_handshake_on_connect=False
     )
-    found.server.daemon_threads = True
     thread = threading.Thread(target=found.server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield found
@@ -350,7 +369,7 @@ async def test_keys_that_are_old_are_renewed_while_calls_go_on(keys):
 
 async def test_without_keys_clients_are_to_come_later(keys, caplog):
     keys.content = 500
-    made = fetching(keys, retry=0, keep=0.01)
+    made = fetching(keys, retry=0)
     async with connected(made) as client:
         for _ in range(2):
             with pytest.raises(Busy, match="cannot check tokens now, as it has no keys; try again"):
@@ -359,10 +378,23 @@ async def test_without_keys_clients_are_to_come_later(keys, caplog):
         assert "the keys could not be read: HTTPError: HTTP Error 500" in record.getMessage()
         keys.content = key_set(one=EC)
         assert await refusal(client, token(kid="one")) == ""
+
+
+async def test_keys_that_cannot_be_read_again_count_for_a_while(keys, caplog):
+    keys.content = key_set(one=EC)
+    async with connected(fetching(keys, retry=0, keep=0.3)) as client:
+
+        async def has_keys() -> bool:
+            try:
+                return await refusal(client, token(kid="one")) == ""
+            except Busy:
+                return False
+
+        while not await has_keys():  # a machine may be slower than that
+            pass
         keys.content = b"{}"
-        await asyncio.sleep(0.02)  # longer than the keys are kept
-        with pytest.raises(Busy, match="no keys"):
-            await client.call("echo", numbers(1), token=token(kid="one"))
+        while await has_keys():
+            pass
         assert "is no set of keys" in caplog.text
 
 
