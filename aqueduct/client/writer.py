@@ -157,7 +157,8 @@ class Writer:
         self._ack_within = ack_within
         self._on_ack = on_ack
         self._headers = dict(headers or {})
-        self._options: dict[str, Any] = {"token": token}
+        # What is tried again, and when, is for the writer to say.
+        self._options: dict[str, Any] = {"token": token, "retries": 0}
         self._compression = compression
         self._account = process().sending
         self._open = self._closed = False
