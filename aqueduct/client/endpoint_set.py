@@ -234,6 +234,12 @@ class EndpointSet:
     """
 
     def __init__(self, addresses: Sequence[Address], options: ConnectionOptions) -> None:
+        self._most = most = options.config.calls.client_addresses
+        if len(addresses) > most:
+            raise ConfigError(
+                f"{len(addresses)} addresses are above the limit of {most} "
+                "(Calls.client_addresses); give fewer, or raise it"
+            )
         self._options = options
         self._named: list[Address] = []
         """Those that are names to be resolved, with all their records as endpoints."""
@@ -474,6 +480,7 @@ class EndpointSet:
                 key = str(address), ip
                 found[key] = self._found.get(key) or self._endpoint(address, ip)
         self._resolved = time.monotonic()
+        found = self._limited(found)
         self._unresolved = failed
         if failed is not None and (found or self._fixed):
             log.warning("%s; the addresses from before are used", failed)
@@ -484,6 +491,23 @@ class EndpointSet:
         for endpoint in gone:
             self._retiring.add(endpoint)
             self.spawn(self._retire(endpoint))
+
+    def _limited(
+        self, found: dict[tuple[str, str], ClientEndpoint]
+    ) -> dict[tuple[str, str], ClientEndpoint]:
+        """As many as a client may have, those that are known already first."""
+        most = self._most - len(self._fixed)
+        if len(found) <= most:
+            return found
+        log.warning(
+            "%s: %d records of the name are left alone: a client has at most %d addresses "
+            "(Calls.client_addresses)",
+            self.places,
+            len(found) - most,
+            self._most,
+        )
+        keys = sorted(found, key=lambda key: key not in self._found)[:most]
+        return {key: found[key] for key in found if key in keys}
 
     async def _retire(self, endpoint: ClientEndpoint) -> None:
         await endpoint.close_when_idle()
