@@ -233,7 +233,14 @@ class EndpointSet:
     It belongs to the event loop and the process in which it is first used.
     """
 
-    def __init__(self, addresses: Sequence[Address], options: ConnectionOptions) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        options: ConnectionOptions,
+        *,
+        reconnects: bool = True,
+    ) -> None:
+        """``reconnects``: lost connections are made again, and names resolved, while it lives."""
         self._most = most = options.config.calls.client_addresses
         if len(addresses) > most:
             raise ConfigError(
@@ -246,7 +253,8 @@ class EndpointSet:
         self._fixed: list[ClientEndpoint] = []
         self._period = options.resolve
         for address in addresses:
-            if self._period_of(address) is not None and _is_name(address):
+            spread = reconnects and self._period_of(address) is not None
+            if spread and _is_name(address):
                 self._named.append(address)
             else:
                 self._fixed.append(ClientEndpoint(address, plain(address), options))
@@ -258,7 +266,7 @@ class EndpointSet:
         self.addresses = tuple(map(plain, addresses))
         """As they were given, without their options."""
         self.closed = False
-        self.reconnects = True
+        self.reconnects = reconnects
         """Whether a connection that is lost is made again."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self._pid = os.getpid()
@@ -275,12 +283,12 @@ class EndpointSet:
     def of(cls, link: ClientConnection) -> EndpointSet:
         """The set of a connection that was made elsewhere: when it is over, all is."""
         options = ConnectionOptions(link.config)
-        made = cls((), options)
+        made = cls((), options, reconnects=False)
         unknown = Address("memory", "", 0)  # it is not connected again
         endpoint = ClientEndpoint(unknown, link.address, options)
         endpoint.link, endpoint.connections = link, 1
         made.targets, made.single, made.addresses = (endpoint,), endpoint, (link.address,)
-        made.reconnects, made.loop = False, link.connection.loop
+        made.loop = link.connection.loop
         return made
 
     # For any thread

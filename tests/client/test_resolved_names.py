@@ -11,6 +11,7 @@ import pytest
 import aqueduct
 from aqueduct.address import Address
 from aqueduct.carriers.certificates import dev_certificate
+from aqueduct.client.task_client import TaskClient
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
 from tests.support.calls import config, everything, numbers, served, until, values
 
@@ -259,6 +260,14 @@ def test_a_sync_client_resolves_names_too():
                 assert values(list(client.exchange("echo", [numbers(1)]))) == [[1]]
             assert [state.connected for state in client.endpoints] == [True]
         assert seen
+
+
+def test_for_a_task_of_spark_a_name_is_one_address():
+    with served(echo([], "here"), "tcp") as address:
+        port = Address.parse(address).port
+        with TaskClient(f"aqueduct+tcp://localhost:{port}?resolve=30s") as client:
+            assert client.call("echo", numbers(1)) == numbers(1)
+            assert len(client.endpoints) == 1
 
 
 @pytest.mark.parametrize("given", ["0", "-1s", "soon", "1 month"])
