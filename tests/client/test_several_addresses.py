@@ -166,8 +166,12 @@ async def test_batches_are_spread_and_come_in_order():
         stream = client.exchange("echo", [numbers(n) for n in range(300)])
         assert values(await everything(stream)) == [[n] for n in range(300)]
         assert stream.number == 299 and stream.over and stream.schema == NUMBERS
+        assert stream.capabilities == {"one-to-one", "idempotent"}
         assert all(each.seen for each in services)
         assert sorted(services[0].seen + services[1].seen) == list(range(300))
+        async with client.exchange("echo", [numbers(1)], ordered=False) as loose:
+            await loose.opened()
+            assert "as-completed" in loose.capabilities
 
 
 async def test_a_call_goes_where_the_fewest_bytes_are_outstanding():
