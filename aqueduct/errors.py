@@ -381,16 +381,24 @@ class Busy(CallError):
 class Refused(CallError):
     """The service refused the call: a token it does not accept, or it is ``draining``.
 
-    A service that drains takes no new calls; another one, or the same after its restart, may.
+    A service that drains takes no new calls; another one, or the same after its restart, may. A
+    call is ``untouched`` if no handler was given anything of it.
     """
 
     status = "refused"
 
     def __init__(
-        self, message: str, *, peer: str = "", handler: str = "", draining: bool = False
+        self,
+        message: str,
+        *,
+        peer: str = "",
+        handler: str = "",
+        draining: bool = False,
+        untouched: bool = False,
     ) -> None:
         super().__init__(message, peer=peer, handler=handler)
         self.draining = draining
+        self.untouched = untouched
 
 
 class BatchTooLarge(CallError):

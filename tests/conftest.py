@@ -148,7 +148,7 @@ def pytest_collection_finish() -> None:
 SPARK_USERS = frozenset(
     f"test_{name}.py"
     for name in (
-        *("addresses", "arguments", "datasource_catalog", "datasource_read"),
+        *("addresses", "arguments", "awake", "datasource_catalog", "datasource_read"),
         *("casting", "datasource_stream", "datasource_tokens", "reactive_calls"),
         *("datasource_write", "files", "frames", "groups", "options"),
     )

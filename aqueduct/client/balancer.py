@@ -416,7 +416,8 @@ class Balancer:
                 "is the same service behind all addresses?",
                 **names,
             )
-        if calling.on_error == "report" and FAILURES not in call.exchange.capabilities:
+        reports = calling.on_error == "report" and calling.insists
+        if reports and FAILURES not in call.exchange.capabilities:
             raise ConfigError(
                 f"{where} is no function of one batch (or its service is older), so its failure "
                 "ends the call and cannot be reported for a batch; use on_error='fail'"

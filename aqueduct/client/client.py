@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeAlias, Unpack, cast
 
@@ -60,7 +60,7 @@ from aqueduct.client.writer import OnAck, Writer
 from aqueduct.closing import AsyncClosing
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Connection
-from aqueduct.errors import AqueductError, Busy, ConnectFailed, ConnectionLost
+from aqueduct.errors import AqueductError, Busy, ConnectFailed, ConnectionLost, Refused
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.rpc.request import CallHead, Kind
 from aqueduct.rpc.threads import apart, check_patches
@@ -388,7 +388,11 @@ class Client(AsyncClosing):
     async def _open(self) -> Self:
         check_patches()
         if self._endpoints.reconnects:
-            await self._endpoints.open()
+            try:
+                await self._endpoints.open()
+            except BaseException:
+                await self._endpoints.give_up()
+                raise
         return self
 
     def _direct(self, options: CallOptions | None = None) -> ClientConnection | None:
@@ -454,21 +458,23 @@ class Client(AsyncClosing):
         work = LoopBalancer(endpoints, make, batches)
         return BalancedStream(work, handler=handler, places=self.address)
 
-    async def _ask(
+    def _ask(
         self, handler: str, batch: pa.RecordBatch, options: UnaryOptions
-    ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
+    ) -> Awaitable[tuple[pa.Schema, Sequence[pa.RecordBatch]]]:
+        """A call of one batch. It is made often, so the usual way has few steps."""
         endpoints = self._endpoints
         single = endpoints.single
         if single is None or (link := single.link) is None:
             endpoints.check_here()
-        else:
-            link.connection.check_here()
+            return self._ask_any(handler, batch, options)
+        link.connection.check_here()
+        if link.connection.core.error is None or not endpoints.reconnects or endpoints.closed:
+            if not self._policy.retries and "retries" not in options:
+                return link.answer(handler, batch, options)
             retries = options.get("retries")
-            if self._policy.retries if retries is None else retries:
-                pass
-            elif not endpoints.reconnects or endpoints.closed or single.alive:
-                return await link.answer(handler, batch, options)
-        return await self._ask_any(handler, batch, options)
+            if not (self._policy.retries if retries is None else retries):
+                return link.answer(handler, batch, options)
+        return self._ask_any(handler, batch, options)
 
     async def _ask_any(
         self, handler: str, batch: pa.RecordBatch, options: UnaryOptions
@@ -510,7 +516,8 @@ def failed_before(error: AqueductError, endpoint: ClientEndpoint) -> Callable[[B
         raise error
     endpoint.note(trouble=True)
     # A service that is ending also refuses calls whose handler is at work.
-    lost = not isinstance(error, ConnectFailed | Busy)
+    untouched = isinstance(error, Refused) and error.untouched
+    lost = not untouched and not isinstance(error, ConnectFailed | Busy)
     return lambda balancer: balancer.resume(error, endpoint, lost=lost)
 
 

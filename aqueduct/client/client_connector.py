@@ -90,8 +90,8 @@ class ClientConnector:
         return self._order
 
     def in_trouble(self, target: ClientEndpoint, now: float) -> bool:
-        """Whether other calls had trouble with it a short time ago."""
-        return target.in_trouble(now)
+        """Whether it is not connected, or other calls had trouble with it a short time ago."""
+        return target.in_trouble(now) or not target.alive
 
     def note(self, target: ClientEndpoint, *, trouble: bool) -> None:
         """Whether it answers, for calls that come later."""

@@ -10,8 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from queue import SimpleQueue
 from types import MappingProxyType
@@ -80,8 +79,8 @@ class ConnectionOptions:
 
     config: Config
     tls: ClientTls | None = None
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    token: str | bytes | None = None
+    headers: tuple[tuple[bytes, bytes], ...] = field(default=(), repr=False)
+    token: str | bytes | None = field(default=None, repr=False)
     keep_alive: bool = True
     backoff: float = 0.1
     backoff_limit: float = 30.0
@@ -169,22 +168,31 @@ class ClientEndpoint:
         """The connection, made now if there is none. Raises ConnectFailed and the like."""
         if self.link is not None and self.alive:
             return self.link
+        if self.retired:
+            reason = "its name resolves to it no more"
+            raise ConnectFailed(f"{self.bare}: {reason}", reason=reason)
         task = self.connect_soon()
         await asyncio.wait((task,))  # others wait for it, too: it is not cancelled with this one
         if task.cancelled():
             raise ConnectionLost(f"the client of {self.bare} is closed")
         return task.result()
 
-    async def close(self) -> None:
-        """Ends the attempt to connect, and the connection."""
+    async def give_up(self) -> None:
+        """Ends the attempt to connect."""
         if self._connecting is not None and not self._connecting.done():
             self._connecting.cancel()
             await asyncio.wait((self._connecting,))
+
+    async def close(self) -> None:
+        """Ends the attempt to connect, and the connection."""
+        await self.give_up()
         if self.link is not None:
             await self.link.close()
 
     async def close_when_idle(self) -> None:
         """Closes the connection once its last call has ended."""
+        self.retired = True
+        await self.give_up()
         while self.link is not None and self.link.busy and self.alive:  # noqa: ASYNC110
             await asyncio.sleep(_IDLE_LOOK)
         await self.close()
@@ -239,6 +247,8 @@ class EndpointSet:
         self._found: dict[tuple[str, str], ClientEndpoint] = {}
         self.targets: tuple[ClientEndpoint, ...] = tuple(self._fixed)
         """Whom to call: another object when that has changed."""
+        self.single = self._fixed[0] if len(self._fixed) == 1 and not self._named else None
+        """The only address, if there are no others and will be none."""
         self.addresses = tuple(map(plain, addresses))
         """As they were given, without their options."""
         self.closed = False
@@ -247,7 +257,9 @@ class EndpointSet:
         self.loop: asyncio.AbstractEventLoop | None = None
         self._pid = os.getpid()
         self._turn = 0
+        self._retiring: set[ClientEndpoint] = set()
         self._resolved = float("-inf")
+        self._unresolved: ConnectFailed | None = None
         self._resolving: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self.queues: WeakSet[SimpleQueue[tuple[Any, Any]]] = WeakSet()
@@ -261,16 +273,11 @@ class EndpointSet:
         unknown = Address("memory", "", 0)  # it is not connected again
         endpoint = ClientEndpoint(unknown, link.address, options)
         endpoint.link, endpoint.connections = link, 1
-        made.targets, made.addresses = (endpoint,), (link.address,)
+        made.targets, made.single, made.addresses = (endpoint,), endpoint, (link.address,)
         made.reconnects, made.loop = False, link.connection.loop
         return made
 
     # For any thread
-
-    @property
-    def single(self) -> ClientEndpoint | None:
-        """The only address, if there are no others and will be none."""
-        return self.targets[0] if len(self.targets) == 1 and not self._named else None
 
     @property
     def places(self) -> str:
@@ -355,7 +362,10 @@ class EndpointSet:
         self._enter()
         self._check_open()
         if self._named and not self._found:
-            await self._resolve()
+            await asyncio.wait((self._resolve_soon(),))
+            self._check_open()
+            if not self.targets and self._unresolved is not None:
+                raise self._unresolved
 
     async def lease(self, endpoint: ClientEndpoint) -> ClientConnection:
         """The connection of an address. One that fails has its name resolved again."""
@@ -373,6 +383,11 @@ class EndpointSet:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    async def give_up(self) -> None:
+        """Ends what is being made, for whoever cannot wait for it; it may be tried again."""
+        for endpoint in self.targets:
+            await endpoint.give_up()
 
     async def close(self) -> None:
         """Closes all connections, and ends what is being made. In a forked child, nothing."""
@@ -394,7 +409,8 @@ class EndpointSet:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await asyncio.gather(*(endpoint.close() for endpoint in self.targets))
+        endpoints = (*self.targets, *self._retiring)
+        await asyncio.gather(*(endpoint.close() for endpoint in endpoints))
 
     # Within
 
@@ -441,15 +457,11 @@ class EndpointSet:
 
     def _resolve_soon(self) -> asyncio.Task[None]:
         if self._resolving is None or self._resolving.done():
-            self._resolving = self.spawn(self._resolve_quietly())
+            self._resolving = self.spawn(self._resolve())
         return self._resolving
 
-    async def _resolve_quietly(self) -> None:
-        with suppress(ConnectFailed):  # it is asked again, for the calls that need it
-            await self._resolve()
-
     async def _resolve(self) -> None:
-        """Resolves all names. Raises ConnectFailed if that gives no address at all."""
+        """Resolves all names. One that does not resolve keeps the records that it had."""
         found: dict[tuple[str, str], ClientEndpoint] = {}
         failed: ConnectFailed | None = None
         for address in self._named:
@@ -462,17 +474,20 @@ class EndpointSet:
                 key = str(address), ip
                 found[key] = self._found.get(key) or self._endpoint(address, ip)
         self._resolved = time.monotonic()
-        if failed is not None and not found and not self._fixed:
-            raise failed
-        if failed is not None:
+        self._unresolved = failed
+        if failed is not None and (found or self._fixed):
             log.warning("%s; the addresses from before are used", failed)
         gone = [self._found[key] for key in self._found.keys() - found.keys()]
         if gone or found.keys() != self._found.keys():
             self._found = found
             self.targets = (*self._fixed, *found.values())
         for endpoint in gone:
-            endpoint.retired = True
-            self.spawn(endpoint.close_when_idle())
+            self._retiring.add(endpoint)
+            self.spawn(self._retire(endpoint))
+
+    async def _retire(self, endpoint: ClientEndpoint) -> None:
+        await endpoint.close_when_idle()
+        self._retiring.discard(endpoint)
 
     async def _records(self, address: Address) -> list[str]:
         name, resolver = address.host, self._options.resolver

@@ -295,11 +295,13 @@ class SyncClient:
             raise ConnectionLost(f"{self!r} is closed")
         return found
 
-    def _direct(self, retries: int | None, *, single_calls: bool = True) -> ClientConnection | None:
+    def _direct(
+        self, retries: int | None, deadline: Any = None, batch_deadline: Any = None
+    ) -> ClientConnection | None:
         """The only connection, made again if it is lost; None where more than that is wanted."""
         endpoints = self._endpoints
         single = endpoints.single
-        if single is None or not single_calls:
+        if single is None or batch_deadline is not None:
             return None
         if self._policy.retries if retries is None else retries:
             return None
@@ -307,6 +309,8 @@ class SyncClient:
             return single.link
         self._thread.check()
         if endpoints.reconnects:
+            if deadline is not None:
+                return None  # which holds for the new connection, too
             return self._thread.run(endpoints.lease(single))
         raise self._client.connection.error or ConnectionLost(f"{self!r} is closed")
 
@@ -317,7 +321,12 @@ class SyncClient:
         options: UnaryOptions,
         on_end: OnEnd | None = None,
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
-        link = self._direct(options.get("retries"))
+        single = self._endpoints.single
+        link = None if single is None else single.link
+        # It is made often, so the usual way has few steps.
+        plain = not self._policy.retries and "retries" not in options
+        if not plain or link is None or link.connection.core.error is not None:
+            link = self._direct(options.get("retries"), options.get("deadline"))
         if link is not None:
             return self._ask_at(link, handler, batch, options, on_end)
         self._thread.check()
@@ -348,7 +357,9 @@ class SyncClient:
         options: UnaryOptions,
         on_end: OnEnd | None,
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
-        caller = self._callers(link).find(handler, batch, options)
+        own = self._own
+        callers = own.callers if getattr(own, "link", None) is link else self._callers(link)
+        caller = callers.find(handler, batch, options)
         encoded = caller.encode(batch)
         call: StubCall | None = None
         stream: SyncStream | None = None
@@ -383,9 +394,6 @@ class SyncClient:
     def _callers(self, link: ClientConnection) -> UnaryCallers:
         """What this thread has ready for calls of one batch on a connection."""
         own = self._own
-        if getattr(own, "link", None) is link:
-            last: UnaryCallers = own.callers
-            return last
         kept: WeakKeyDictionary[ClientConnection, UnaryCallers] | None
         kept = getattr(own, "kept", None)
         if kept is None:
@@ -397,7 +405,7 @@ class SyncClient:
         return callers
 
     def _stream(self, kind: Kind, handler: str, batches: Any, options: CallOptions) -> SyncStream:
-        link = self._direct(options.retries, single_calls=options.batch_deadline is None)
+        link = self._direct(options.retries, options.deadline, options.batch_deadline)
         if link is None:
             return self._balanced(kind, handler, batches, options)
         call = self._make(kind, handler, batches, options, link)

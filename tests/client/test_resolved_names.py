@@ -11,7 +11,7 @@ import pytest
 import aqueduct
 from aqueduct.address import Address
 from aqueduct.carriers.certificates import dev_certificate
-from aqueduct.errors import ConfigError, ConnectFailed
+from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
 from tests.support.calls import everything, numbers, served, until, values
 
 QUICK: Any = {"backoff": 0.01, "backoff_limit": 0.05}
@@ -112,6 +112,36 @@ async def test_records_come_and_go():
             for stream in held:
                 await stream.aclose()
             await until(lambda: not gone.connections)
+
+
+async def test_close_ends_the_connections_of_records_that_vanished():
+    before = asyncio.all_tasks()
+    async with listening("127.0.0.1", "127.0.0.2") as (port, _, runs):
+        records = Records("127.0.0.1")
+        address = f"aqueduct+tcp://{NAME}:{port}?resolve=10ms"
+        async with aqueduct.Client(address, resolver=records) as client:
+            held = client.source("hold")
+            assert await anext(held) == numbers(1)
+            records.records = ("127.0.0.2",)
+            while places(client) != ["127.0.0.2"]:
+                await ask(client, 1)
+                await asyncio.sleep(0.01)
+            assert len(runs["127.0.0.1"].connections) == 1
+        await until(lambda: not runs["127.0.0.1"].connections)
+        with pytest.raises(ConnectionLost):
+            await anext(held)
+    await until(lambda: not asyncio.all_tasks() - before)
+
+
+async def test_many_first_calls_resolve_a_name_once():
+    async with listening("127.0.0.1") as (port, _, _):
+        records = Records("127.0.0.1")
+        address = f"aqueduct+tcp://{NAME}:{port}?resolve=1h"
+        client = aqueduct.Client(address, resolver=records)
+        await asyncio.gather(*(ask(client, 1) for _ in range(20)))
+        assert len(records.asked) == 1
+        assert client.endpoints[0].connections == 1
+        await client.close()
 
 
 async def test_an_address_that_fails_has_the_name_resolved_again():

@@ -6,10 +6,11 @@ import asyncio
 import gc
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from aqueduct.errors import (
     DeadlineExceeded,
     HandlerFailed,
     LocalProtocolError,
+    Refused,
 )
 from tests.support.calls import NUMBERS, config, everything, numbers, served, until, values
 from tests.support.neighbours import ROOT, Neighbour, free_port
@@ -124,6 +126,15 @@ def cut(run):
         connection.close_soon(3, "cut")
 
 
+@contextmanager
+def silence():
+    """The address of one who listens and never says anything."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        yield f"aqueduct+tls://127.0.0.1:{silent.getsockname()[1]}"
+
+
 def _any_called(services):
     return lambda: any(each.calls for each in services)
 
@@ -185,6 +196,24 @@ async def test_an_address_where_nobody_listens_is_passed_by():
             state = client.endpoints[0]
             assert (state.connected, state.address) == (False, dead)
             assert state.failures and "connection refused" in state.error
+
+
+async def test_an_address_that_says_nothing_is_not_waited_for_alone():
+    async with asked(2) as (services, runs, places):
+        with silence() as silent:
+            async with aqueduct.Client([silent, *places], hedge=0.02, **QUICK) as client:
+                await until(lambda: sum(state.connected for state in client.endpoints) == 2)
+                async with asyncio.timeout(8):  # less than Timing.connect_timeout
+                    for n in range(6):
+                        assert values(await everything(client.exchange("echo", [numbers(n)])))
+                        assert await client.call("echo", numbers(n)) == numbers(n)
+                        services[0].gate.set()
+                        services[1].gate.set()
+                        assert (await client.sink("sink", [numbers(n)]))["batches_in"] == 1
+                    for run in runs:
+                        await run.close(drain=0)
+                    with pytest.raises(DeadlineExceeded):
+                        await client.call("echo", numbers(1), deadline=0.1)
 
 
 async def test_no_address_that_answers_is_an_error_that_names_each():
@@ -335,6 +364,31 @@ async def test_an_error_of_the_handler_is_not_tried_again():
             assert sum(each.seen.count(1) for each in services) == 3
 
 
+async def test_failures_of_single_batches_are_not_reported_by_other_handlers():
+    async with asked() as (services, _, places), aqueduct.Client(places) as client:
+        for each in services:
+            each.gate.set()
+        stream = client.exchange("total", [numbers(2)], report_failures=True)
+        assert values(await everything(stream)) == [[2]]
+        assert "failures" not in stream.capabilities
+
+
+async def test_an_entry_that_is_cancelled_leaves_nothing_behind():
+    before = asyncio.all_tasks()
+    with silence() as place:
+        client = aqueduct.Client([place, place + "?verify=off"])
+        entering = asyncio.ensure_future(client.__aenter__())
+        await asyncio.sleep(0)
+        await until(lambda: len(asyncio.all_tasks() - before) >= 3)
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        assert asyncio.all_tasks() - before == set()
+        with pytest.raises(DeadlineExceeded):
+            await client.call("echo", numbers(1), deadline=0.05)
+        await client.close()
+
+
 async def test_a_batch_has_a_deadline_of_its_own():
     async with asked(1) as ([service], _, places), aqueduct.Client(places) as client:
         stream = client.exchange("gated", [numbers(1)], batch_deadline="50ms")
@@ -343,6 +397,35 @@ async def test_a_batch_has_a_deadline_of_its_own():
         with pytest.raises(DeadlineExceeded, match=r"(not done|not end) within"):
             await everything(client.exchange("gated", [numbers(1)], deadline=0.05, retries=1))
         service.gate.set()
+
+
+async def test_a_service_that_is_ending_is_passed_by():
+    async with asked() as (services, runs, places), aqueduct.Client(places) as client:
+        await until(lambda: all(state.connected for state in client.endpoints))
+        held = [asyncio.ensure_future(client.call("gated once", numbers(n))) for n in range(2)]
+        await until(lambda: all(each.begun.is_set() for each in services))
+        ending = asyncio.ensure_future(runs[0].close(drain=20))
+        await until(lambda: not runs[0].addresses)
+        for n in range(10, 14):  # no handler of the first has seen them
+            assert await client.call("echo once", numbers(n)) == numbers(n)
+            assert values(await everything(client.exchange("echo once", [numbers(n)]))) == [[n]]
+        for each in services:
+            each.gate.set()
+        assert await asyncio.gather(*held) == [numbers(0), numbers(1)]
+        await ending
+
+
+async def test_a_call_that_an_ending_service_gives_up_may_have_been_worked_on():
+    async with asked() as (services, runs, places):
+        async with aqueduct.Client(places, retries=3, **QUICK) as client:
+            await until(lambda: all(state.connected for state in client.endpoints))
+            held = asyncio.ensure_future(client.call("gated once", numbers(1)))
+            await until(lambda: any(each.begun.is_set() for each in services))
+            first = next(n for n, each in enumerate(services) if each.begun.is_set())
+            await runs[first].close(drain=0)
+            with pytest.raises((Refused, ConnectionLost), match="not declared idempotent"):
+                await held
+            assert not services[1 - first].begun.is_set()
 
 
 # ------------------------------------------------------------------ one address

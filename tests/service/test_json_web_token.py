@@ -263,6 +263,56 @@ async def test_a_token_without_a_kid_is_tried_by_few_keys(tmp_path):
         assert await refusal(client, token(kid="k8")) == ""
 
 
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tokens whose signature is checked from now on."""
+    checks: list[str] = []
+    verify = jwt.decode
+
+    def check(shown: str, *arguments: Any, **options: Any) -> Any:
+        checks.append(shown)
+        return verify(shown, *arguments, **options)
+
+    monkeypatch.setattr(jwt, "decode", check)
+    return checks
+
+
+async def test_a_token_is_verified_once_until_it_expires_or_the_keys_change(tmp_path, monkeypatch):
+    path, checks, seen = tmp_path / "keys.json", counted(monkeypatch), []
+    path.write_bytes(key_set(one=EC))
+    made = service(jwks=path, retry=0, leeway=0)
+
+    @made.handler("who")
+    def who(batch, call):
+        call.state.claims["roles"].append("admin")
+        seen.append(call.state.claims["roles"])
+        return batch
+
+    shown = token(kid="one", roles=["guest"])
+    async with connected(made) as client:
+        for _ in range(3):
+            assert await refusal(client, shown, "who") == ""
+        assert (checks, seen) == ([shown], [["guest", "admin"]] * 3)
+        soon = token(kid="one", exp=int(time.time()) + 2)
+        found = ""
+        while not found:
+            found = await refusal(client, soon)
+        assert "has expired" in found
+        path.write_bytes(key_set(two=OTHER))
+        assert await refusal(client, token(OTHER, kid="two")) == ""
+        assert "does not know" in await refusal(client, shown)
+
+
+async def test_no_more_tokens_are_remembered_than_was_said(monkeypatch):
+    checks = counted(monkeypatch)
+    tokens = [token(sub=f"user {number}") for number in range(4)]
+    for remember, expected in ((0, 8), (2, 8), (4, 4)):
+        checks.clear()
+        async with connected(service(key=pem(EC), remember=remember)) as client:
+            for shown in (*tokens, *tokens):
+                assert await refusal(client, shown) == ""
+        assert len(checks) == expected
+
+
 class Keys:
     """A server of a set of keys, over TLS."""
 
@@ -466,6 +516,7 @@ async def test_a_server_without_a_certificate_that_is_known(keys, caplog):
         ({"key": pem(EC), "keep": 0}, "Jwt: keep is 0"),
         ({"key": pem(EC), "timeout": 0}, "Jwt: timeout is 0"),
         ({"key": pem(EC), "limit": 0}, "Jwt: limit is 0"),
+        ({"key": pem(EC), "remember": -1}, "Jwt: remember is -1"),
         ({"key": pem(EC), "allow": "me"}, "Jwt: allow is 'me'; it must be a function"),
         ({"key": pem(EC), "allow": lambda: True}, r"Jwt: allow is called with \(claims, call\)"),
     ],
