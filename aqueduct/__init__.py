@@ -9,6 +9,7 @@
   which need no Arrow. See ``aqueduct.endpoint``.
 - ``aqueduct.bpmux``: requests, sinks and streams over TCP or Unix sockets, without Aqueduct.
 - ``aqueduct.relink``: messages and transactions over links that survive cut connections.
+- ``aqueduct.testing``: services and clients in tests.
 
 The modules named here need no import of their own: ``aqueduct.errors.Busy``.
 """
@@ -31,11 +32,15 @@ if TYPE_CHECKING:
     from aqueduct import relink as relink
     from aqueduct import rpc as rpc
     from aqueduct import service as service
+    from aqueduct import testing as testing
     from aqueduct.carriers.certificates import ClientTls, ServerTls, dev_certificate
     from aqueduct.client.client import Client
+    from aqueduct.client.endpoint_set import EndpointState
     from aqueduct.client.stream import Stream
     from aqueduct.client.sync_client import SyncClient
     from aqueduct.client.sync_stream import SyncStream
+    from aqueduct.client.sync_writer import SyncWriter
+    from aqueduct.client.writer import Writer
     from aqueduct.config import Config
     from aqueduct.endpoint.channel import Message, Mode, Receiver, Sender, channel
     from aqueduct.endpoint.connection import Connection
@@ -59,6 +64,7 @@ __all__ = [
     "Config",
     "Connection",
     "Description",
+    "EndpointState",
     "Jwt",
     "Message",
     "Mode",
@@ -71,7 +77,9 @@ __all__ = [
     "Stream",
     "SyncClient",
     "SyncStream",
+    "SyncWriter",
     "TokenFile",
+    "Writer",
     "channel",
     "connect",
     "dev_certificate",
@@ -89,6 +97,7 @@ _MODULES: Final = {
     "Config": "aqueduct.config",
     "Connection": "aqueduct.endpoint.connection",
     "Description": "aqueduct.rpc.describe",
+    "EndpointState": "aqueduct.client.endpoint_set",
     "Jwt": "aqueduct.service.json_web_token",
     "Message": "aqueduct.endpoint.channel",
     "Mode": "aqueduct.endpoint.channel",
@@ -101,7 +110,9 @@ _MODULES: Final = {
     "Stream": "aqueduct.client.stream",
     "SyncClient": "aqueduct.client.sync_client",
     "SyncStream": "aqueduct.client.sync_stream",
+    "SyncWriter": "aqueduct.client.sync_writer",
     "TokenFile": "aqueduct.service.token_file",
+    "Writer": "aqueduct.client.writer",
     "channel": "aqueduct.endpoint.channel",
     "connect": "aqueduct.endpoint.server",
     "dev_certificate": "aqueduct.carriers.certificates",
@@ -121,6 +132,7 @@ _SUBMODULES: Final = (
     "relink",
     "rpc",
     "service",
+    "testing",
 )
 """Those that are documented: ``aqueduct.errors`` needs no import of its own."""
 

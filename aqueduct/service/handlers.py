@@ -166,6 +166,7 @@ def make_handler(
     max_concurrency: int | None = None,
     queue: int | None = None,
     batch: Batching | None = None,
+    numpy: Any = False,
 ) -> Handler:
     """Checks what a user registers. Raises ConfigError that says what would do."""
     where = f"handler {name!r}"
@@ -231,8 +232,18 @@ def make_handler(
         raise ConfigError(
             f"{where}: queue={queue} needs max_concurrency= or batch=; without them no call waits"
         )
+    if numpy not in (True, False, "nan"):
+        raise ConfigError(f"{where}: numpy is {numpy!r:.80}; it must be True, False or 'nan'")
+    if numpy and not one_to_one:
+        raise ConfigError(
+            f"{where}: numpy={numpy!r} needs an exchange that is a function of one batch, not "
+            f"{'a ' + kind if kind != EXCHANGE else shape.value}"
+        )
     if not description:
         description = (inspect.getdoc(function) or "").partition("\n\n")[0].strip()
+    if numpy:
+        function = _on_arrays(function, where, shape, takes_call, input, output, numpy == "nan")
+        takes_call = True
     return Handler(
         name=name,
         kind=kind,
@@ -257,6 +268,32 @@ def _is_count(given: object, least: int) -> bool:
     """Whether it is a whole number of at least so much, or None."""
     return given is None or (
         isinstance(given, int) and not isinstance(given, bool) and given >= least
+    )
+
+
+def _on_arrays(
+    function: Callable[..., Any],
+    where: str,
+    shape: HandlerShape,
+    takes_call: bool,
+    input: pa.Schema | None,
+    output: OutputSchema,
+    nan: bool,
+) -> Callable[..., Any]:
+    try:
+        from aqueduct.service.numpy_handler import on_arrays
+    except ImportError as error:
+        raise ConfigError(
+            f"{where}: numpy=True needs numpy ({error}); pip install numpy"
+        ) from error
+    return on_arrays(
+        function,
+        where=where,
+        is_async=shape is HandlerShape.COROUTINE,
+        takes_call=takes_call,
+        input=input,
+        output=output,
+        nan=nan,
     )
 
 

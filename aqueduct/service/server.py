@@ -422,7 +422,7 @@ class RunningService:
         peer = dispatcher.connection.carrier.peer
         if self._draining:
             text = f"the service {self.name!r} is ending"
-            raise Refused(text, draining=True, peer=peer, handler=handler)
+            raise Refused(text, peer=peer, handler=handler, draining=True, untouched=True)
         if len(calls) >= limits.max_calls_connection:
             text = (
                 f"{len(calls)} calls are open on this connection, which is the limit "

@@ -36,7 +36,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from types import MappingProxyType
-from typing import Any, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, cast, overload
 
 import pyarrow as pa
 
@@ -152,6 +152,7 @@ class Service:
         queue: int | None = None,
         batch: Batching | None = None,
         description: str = "",
+        numpy: bool | Literal["nan"] = False,
     ) -> Callable[[Function], Function]: ...
 
     @checked()
@@ -169,6 +170,7 @@ class Service:
         queue: int | None = None,
         batch: Batching | None = None,
         description: str = "",
+        numpy: bool | Literal["nan"] = False,
     ) -> Any:
         """Registers the decorated function, and returns it unchanged.
 
@@ -195,6 +197,9 @@ class Service:
           function of one batch, which gives one row for each row. ``max_concurrency`` is 1 then,
           unless it is given. The function's second argument is a tuple of ``aqueduct.CallRows``.
         - ``description``: for ``describe``; by default the first paragraph of the docstring.
+        - ``numpy``: the function of one batch is given a dict of numpy arrays, and returns one (or
+          one array, if the output has one column); ``aqueduct.arrow.numpy_arrays`` says how
+          columns become arrays. ``"nan"``: nulls of floats become NaN; other nulls fail the call.
 
         Raises ConfigError for what cannot work.
         """
@@ -220,6 +225,7 @@ class Service:
                 max_concurrency=max_concurrency,
                 queue=queue,
                 batch=batch,
+                numpy=numpy,
             )
             if called in self._handlers:
                 raise ConfigError(f"the service {self.name!r} has a handler {called!r} already")

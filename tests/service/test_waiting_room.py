@@ -293,7 +293,7 @@ async def test_a_coroutine_whose_call_is_over_is_cancelled_and_gives_up_its_plac
 PATIENCE = 0.4
 
 
-@pytest.mark.requirement("AC-109")
+@pytest.mark.requirement("AC-103")
 async def test_a_call_that_waits_is_not_stuck_for_its_client():
     gate = Gate(places=1, config=config(timing={"progress_deadline": PATIENCE}))
     handlers = [*HANDLERS, *KINDS]
