@@ -357,6 +357,8 @@ def _describe(args: argparse.Namespace) -> int:
         properties: list[str] = [handler.kind]
         if handler.concurrency > 1:
             properties.append(f"concurrency {handler.concurrency}")
+        if handler.max_concurrency is not None:
+            properties.append(f"max_concurrency {handler.max_concurrency}")
         if handler.idempotent:
             properties.append("idempotent")
         say("")

@@ -51,6 +51,7 @@ class UnaryOptions(WorkOptions, total=False):
 
     output_schema: pa.Schema | None
     deadline: Duration | None
+    retries: int | None
 
 
 class SourceOptions(WorkOptions, total=False):
@@ -59,6 +60,7 @@ class SourceOptions(WorkOptions, total=False):
     output_schema: pa.Schema | None
     deadline: Duration | None
     compression: str | None
+    retries: int | None
 
 
 class SinkOptions(WorkOptions, total=False):
@@ -69,6 +71,7 @@ class SinkOptions(WorkOptions, total=False):
     in_flight_bytes: Size | None
     deadline: Duration | None
     compression: str | None
+    retries: int | None
 
 
 class ExchangeOptions(WorkOptions, total=False):
@@ -82,6 +85,8 @@ class ExchangeOptions(WorkOptions, total=False):
     compression: str | None
     ordered: bool
     report_failures: bool
+    retries: int | None
+    batch_deadline: Duration | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +106,8 @@ class CallOptions:
     compression: str | None = None
     ordered: bool = True
     report_failures: bool = False
+    retries: int | None = None
+    batch_deadline: Duration | None = None
 
     def head(
         self,

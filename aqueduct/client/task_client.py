@@ -31,6 +31,8 @@ __all__ = ["TaskClient"]
 class TaskClient(SyncClient):
     """One connection of a task to a service."""
 
+    reconnects = False
+    """The pool makes a new client instead."""
     told_resumes = 0
     """Those of ``resumes`` that tasks have counted."""
 

@@ -26,9 +26,9 @@ def on_arrays(
 ) -> Callable[[pa.RecordBatch, Any], Any]:
     """A function of one batch, ``(batch, call)``, around a ``function`` of a dict of arrays.
 
-    The call may be a list of calls, whose batches were put together. ``where``: names the handler.
-    ``is_async``: it is a coroutine function. ``nan``: nulls of floats become NaN. Raises
-    ConfigError for schemas with columns that have no array.
+    With ``batch=`` the call is a tuple of CallRows, whose rows were put together. ``where`` names
+    the handler. ``is_async``: it is a coroutine function. ``nan``: nulls of floats become NaN.
+    Raises ConfigError for schemas with columns that have no array.
     """
     if input is not None:
         check_schema(input, f"{where}: input")
@@ -45,7 +45,7 @@ def on_arrays(
         return (arrays, call) if takes_call else (arrays,)
 
     def made(result: Any, call: Any) -> pa.RecordBatch:
-        one: Call = call[0] if isinstance(call, list | tuple) else call
+        one: Call = call[0].call if isinstance(call, tuple) else call
         schema = output if isinstance(output, pa.Schema) else one.output_schema
         assert schema is not None  # of an exchange it is known
         return batch_of(result, schema)

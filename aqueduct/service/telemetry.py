@@ -116,6 +116,11 @@ class OpenTelemetry:
             meter.create_observable_counter(
                 f"aqueduct.server.{name}", callbacks=[totals(name)], description=what
             )
+        meter.create_observable_up_down_counter(
+            "aqueduct.server.waiting",
+            callbacks=[totals("waiting_calls")],
+            description="Calls that wait for their turn",
+        )
         self._extract = propagate.extract
         self._attach = context.attach
         self._current = trace.set_span_in_context

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 import aqueduct
 from aqueduct.errors import BadCall, ConfigError, HandlerFailed
-from tests.support.calls import connected, everything, sync_client
+from tests.support.calls import connected, everything, sync_client, until
 
 LOOSE: Any = aqueduct
 POINTS = pa.schema([("x", pa.float64()), ("y", pa.float32())])
@@ -74,6 +76,30 @@ async def test_arrays_in_and_arrays_out(service, carrier):
         described = {each.name: each for each in (await client.describe()).handlers}
         assert described["add"].summary == "Adds the columns."
         assert described["add"].output == SUMS
+
+
+async def test_rows_of_several_calls_become_one_array():
+    service = aqueduct.Service("models")
+    seen: list[tuple[int, int]] = []
+    begun, free = threading.Event(), threading.Event()
+
+    @service.handler(numpy=True, batch=aqueduct.Batching())
+    def same(arrays, calls):
+        seen.append((len(arrays["x"]), len(calls)))
+        begun.set()
+        assert free.wait(20)
+        return arrays
+
+    async with connected(service, "memory") as client:
+        first = asyncio.create_task(client.call("same", points(0)))
+        assert await asyncio.to_thread(begun.wait, 20)
+        batches = [points(1, 2), points(3, 4)]
+        calls = [asyncio.create_task(client.call("same", batch)) for batch in batches]
+        await until(lambda: service.counters()["waiting_calls"] == 2)
+        free.set()
+        await first
+        assert await asyncio.gather(*calls) == batches
+    assert seen == [(1, 1), (4, 2)]
 
 
 def test_a_sync_client_calls_the_same(service):
