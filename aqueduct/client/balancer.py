@@ -439,8 +439,7 @@ class Balancer:
         if calling.ordered:  # here they are put in order
             self.capabilities -= {AS_COMPLETED}
         if first and self._opened is not None:
-            assert self.schema is not None
-            self._opened(self.schema, self.capabilities)
+            self._opened(call.exchange.schema, self.capabilities)
 
     def _settle(self, call: OpenCall, number: int) -> UnansweredBatch | None:
         """The batch that is answered; None: this handler's answers are not those of batches."""

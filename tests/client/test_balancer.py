@@ -115,11 +115,13 @@ class Script:
 class Work:
     """A Balancer and all around it. ``now`` is the test's."""
 
-    def __init__(self, *names: str, **options: Any) -> None:
+    def __init__(self, *names: str, opened: Any = None, **options: Any) -> None:
         self.script = Script(*names)
         self.news: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
         spec = BalancedSpec(handler="echo", **{"backoff": 1000.0, "hedge": 1.0, **options})
-        self.balancer = Balancer(spec, connector=self.script, news=self.news, numbers=CallMetrics())
+        self.balancer = Balancer(
+            spec, connector=self.script, news=self.news, numbers=CallMetrics(), opened=opened
+        )
         self.now = 1e9  # any pause of a Backoff is over by then
 
     def step(self) -> NextStep:
@@ -183,6 +185,17 @@ def test_nothing_is_sent_before_a_call_is_accepted():
     work.news.put((tag, END))
     work.read()
     assert work.balancer.is_over() and lease.released == 1
+
+
+def test_an_acceptance_need_not_say_the_schema_of_answers():
+    """As one over ReactiveSocket, where a service may have no description."""
+    heard: list[Any] = []
+    work = Work("a", opened=lambda schema, capabilities: heard.append((schema, capabilities)))
+    work.step()
+    work.connect()
+    work.script.calls[0][1].schema = None
+    work.accept()
+    assert heard == [(None, frozenset({ONE_TO_ONE, IDEMPOTENT}))]
 
 
 def test_input_on_its_way_is_not_asked_for_again():
