@@ -190,7 +190,7 @@ class Writer:
     @property
     def uncommitted(self) -> int:
         """Rows that were written and not committed."""
-        return sum(segment.rows for segment in self._since)
+        return sum(segment.rows for segment in tuple(self._since))
 
     @property
     def closed(self) -> bool:
@@ -199,7 +199,8 @@ class Writer:
 
     def unacknowledged(self) -> list[pa.RecordBatch]:
         """The batches that are kept, in order. After a failure: those that were not prepared."""
-        return [batch for segment in self._kept for batch in segment.batches]
+        kept = tuple(self._kept)  # another thread may ask
+        return [batch for segment in kept for batch in tuple(segment.batches)]
 
     # What there is to do
 

@@ -568,24 +568,26 @@ async def test_sinks_that_cannot_be_written_to() -> None:
             client.writer("shelf", key="k", deadline=0)
 
 
-async def test_batches_are_sent_again_when_their_connection_is_cut() -> None:
+@pytest.mark.parametrize("options", ["", "?resume=30s"], ids=["", "resumed"])
+async def test_rows_are_there_once_when_their_connection_is_cut(options: str) -> None:
     shelf = NotedShelf()
-    async with serving(service_with(shelf), "tcp") as running:
-        async with CuttingProxy(running.addresses[0]) as proxy:
-            address = proxy.address
-            async with (
-                await aqueduct.Client.connect(address, config=config()) as client,
-                client.writer("shelf", key="k") as writer,
-            ):
-                for value in range(10):
-                    seen = len(shelf.asked_for("write"))
-                    await writer.write(numbers(value))
-                    if value % 3 == 0:
-                        await until(partial(more_than, shelf, seen))
-                        proxy.cut()
-                await writer.commit("all")
+    service = service_with(shelf)
+    async with (
+        service.serving(f"aqueduct+tcp://127.0.0.1:0{options}", drain=0) as running,
+        CuttingProxy(running.addresses[0]) as proxy,
+        await aqueduct.Client.connect(proxy.address, config=service.config) as client,
+        client.writer("shelf", key="k") as writer,
+    ):
+        for value in range(10):
+            seen = len(shelf.asked_for("write"))
+            await writer.write(numbers(value))
+            if value % 3 == 0:
+                await until(partial(more_than, shelf, seen))
+                proxy.cut()
+        await writer.commit("all")
     assert shelf.rows == list(range(10)) and shelf.staged == {}
-    assert len(shelf.asked_for("open")) > 1
+    opened = len(shelf.asked_for("open"))
+    assert opened == 1 if options else opened > 1
 
 
 def more_than(shelf: Shelf, seen: int) -> bool:
