@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from aqueduct.errors import AqueductError
     from aqueduct.rpc.describe import Description
     from aqueduct.rpc.request import Partition
+    from aqueduct.rpc.telemetry import OpenTelemetry
     from aqueduct.service.context import Call
     from aqueduct.service.service import Service
 
@@ -55,6 +56,7 @@ __all__ = [
     "Description",
     "Message",
     "Mode",
+    "OpenTelemetry",
     "Partition",
     "Receiver",
     "Sender",
@@ -81,6 +83,7 @@ _MODULES: Final = {
     "Description": "aqueduct.rpc.describe",
     "Message": "aqueduct.endpoint.channel",
     "Mode": "aqueduct.endpoint.channel",
+    "OpenTelemetry": "aqueduct.rpc.telemetry",
     "Partition": "aqueduct.rpc.request",
     "Receiver": "aqueduct.endpoint.channel",
     "Sender": "aqueduct.endpoint.channel",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, Unpack, cast
 
 import pyarrow as pa
@@ -20,11 +21,13 @@ import pyarrow as pa
 from aqueduct._speedups.calls.batch_sender import InFlightWindow, SharedWindow
 from aqueduct._speedups.loop.waiter import Waiter
 from aqueduct.address import Address
-from aqueduct.arguments import Duration, checked
+from aqueduct.arguments import Duration, checked, read_arguments
+from aqueduct.arrow.capsules import ArrowArrayTable, ArrowStreamTable, has_batch
 from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.encode import LONG_BYTES, Encoded
 from aqueduct.carriers.certificates import ClientTls
 from aqueduct.client.call import Batches, ClientCall
+from aqueduct.client.opening_call import NO_COLUMNS, OpeningCall, opens_slowly
 from aqueduct.client.options import (
     CallOptions,
     ExchangeOptions,
@@ -34,8 +37,16 @@ from aqueduct.client.options import (
     takes,
     token_bytes,
 )
-from aqueduct.client.stream import Stream
-from aqueduct.client.unary import PendingCall, UnaryCaller, UnaryCallers, UnaryResult, one_batch
+from aqueduct.client.stream import Start, Stream
+from aqueduct.client.stream_input import batch_apart
+from aqueduct.client.unary import (
+    PendingCall,
+    UnaryCaller,
+    UnaryCallers,
+    UnaryResult,
+    one_batch,
+    trace_headers,
+)
 from aqueduct.closing import AsyncClosing
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Connection, Message, connect_for_calls
@@ -45,11 +56,14 @@ from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.rpc.keys import ALIVE, Headers
 from aqueduct.rpc.request import CallHead, Kind
 from aqueduct.rpc.threads import apart, check_patches, provide
+from aqueduct.rpc.tracing import CallObservation, CallObserver, observed
 
 __all__ = [
     "Client",
     "ClientTls",
     "ConnectionHeaders",
+    "OneBatch",
+    "SyncBatches",
     "connection_headers",
     "outline",
     "plain",
@@ -58,7 +72,11 @@ __all__ = [
 ConnectionHeaders: TypeAlias = (
     Mapping[str, str] | Sequence[tuple[str, str]] | Sequence[tuple[bytes, bytes]]
 )
-ManyBatches: TypeAlias = "AsyncIterable[pa.RecordBatch] | Iterable[pa.RecordBatch] | pa.Table"
+OneBatch: TypeAlias = "pa.RecordBatch | ArrowStreamTable | ArrowArrayTable"
+"""A batch, or what becomes one: a table of pyarrow, Polars, DuckDB, pandas or nanoarrow."""
+SyncBatches: TypeAlias = "Iterable[OneBatch] | ArrowStreamTable | ArrowArrayTable"
+Seen: TypeAlias = "CallObservation | None"
+ManyBatches: TypeAlias = "AsyncIterable[OneBatch] | SyncBatches"
 
 
 class Client(AsyncClosing):
@@ -68,7 +86,7 @@ class Client(AsyncClosing):
     LocalProtocolError.
     """
 
-    @checked(address="client_address")
+    @checked(address="client_address", telemetry="call_observer")
     def __init__(
         self,
         connection: Connection,
@@ -76,6 +94,7 @@ class Client(AsyncClosing):
         address: str = "",
         token: str | bytes | None = None,
         compression: str = "",
+        telemetry: CallObserver | None = None,
     ) -> None:
         """``connection`` is a client's; it belongs to the Client, which closes it.
 
@@ -95,6 +114,8 @@ class Client(AsyncClosing):
         """Shown with every call that is given no other."""
         self.compression = compression
         """What every call asks for that is given no other; "" for none."""
+        self.telemetry = telemetry
+        """Who is told of every call."""
         self._agreed: set[str] = set()
         self.sizes: dict[str, int] = {}
         """Bytes that the next batch for each handler is expected to have; 0 if it is small."""
@@ -109,7 +130,7 @@ class Client(AsyncClosing):
         self._callers = UnaryCallers(connection, self.address, self.token)
 
     @classmethod
-    @checked(headers="connection_headers")
+    @checked(headers="connection_headers", telemetry="call_observer")
     async def connect(
         cls,
         address: str | Address,
@@ -119,6 +140,7 @@ class Client(AsyncClosing):
         headers: ConnectionHeaders = (),
         token: str | bytes | None = None,
         keep_alive: bool = True,
+        telemetry: CallObserver | None = None,
     ) -> Client:
         """Connects within Timing.connect_timeout.
 
@@ -127,6 +149,8 @@ class Client(AsyncClosing):
         - ``token``: shown with every call that is given no other.
         - ``keep_alive``: pings (Timing.ping_interval) keep the connection through pauses between
           calls; False lets it end when no call was open for Timing.idle_timeout.
+        - ``telemetry``: who is told of calls, such as ``aqueduct.OpenTelemetry()``. Without it a
+          call tells the service of the current span of OpenTelemetry, if there is one.
 
         Raises ConfigError for arguments that cannot work, ConnectFailed when the service cannot
         be reached, and ConnectionLost when it refuses the headers.
@@ -139,7 +163,13 @@ class Client(AsyncClosing):
         if keep_alive:
             connection.hold()
         compression = codec_of(parsed.options.get("compression", "none"))
-        return cls(connection, address=plain(address), token=token, compression=compression)
+        return cls(
+            connection,
+            address=plain(address),
+            token=token,
+            compression=compression,
+            telemetry=telemetry,
+        )
 
     @property
     def closed(self) -> bool:
@@ -153,14 +183,17 @@ class Client(AsyncClosing):
     ) -> Stream:
         """Calls an exchange handler: batches go in, and the Stream gives what comes out, in order.
 
-        The call is made at once. ``batches``, any iterable or async iterable, is read as there is
-        room: at most ``in_flight`` batches (8; of small ones up to 64, while they are less than
-        2 MiB) and ``in_flight_bytes`` (32 MiB) of them are sent and not yet answered, or taken by
-        a handler that answers later; one may always be. A plain iterable is read on the event
-        loop, so it must not block.
+        ``batches`` is an iterable, an async iterable, or a table of pyarrow, Polars, DuckDB, pandas
+        or any other library that shares tables by Arrow's PyCapsule interface. In an iterable each
+        table is one batch. A plain iterable is read on the event loop, so it must not block. A
+        stream of another library, such as a query of DuckDB, is opened and read in threads.
 
-        - ``schema``: of ``batches``; may be left out for a list, Table, RecordBatch or
-          RecordBatchReader.
+        The call is made at once, or when the stream is open. Its input is read as there is room: at
+        most ``in_flight`` batches (8; of small ones up to 64, while they are less than 2 MiB) and
+        ``in_flight_bytes`` (32 MiB) of them are sent and not yet answered, or taken by a handler
+        that answers later; one may always be.
+
+        - ``schema``: of ``batches``; may be left out for a list and for a table of any library.
         - ``output_schema``: of what must come back; compared before any batch is worked on.
         - ``deadline``: for the whole call, in seconds or as text such as "500ms". Without it the
           call fails when nothing moves for Timing.progress_deadline while you wait for it.
@@ -181,10 +214,11 @@ class Client(AsyncClosing):
 
     @takes(UnaryOptions)
     async def call(
-        self, handler: str, batch: pa.RecordBatch, **options: Unpack[UnaryOptions]
+        self, handler: str, batch: OneBatch, **options: Unpack[UnaryOptions]
     ) -> pa.RecordBatch:
         """Calls an exchange handler with one batch and returns its answer, as one batch.
 
+        ``batch`` may be a table of another library; its batches are joined.
         The quickest way to ask something small: one message there and one back, where an exchange
         opens channels. A handler that answers with several batches has them put together
         (``call_table`` does not copy them); one without any gives a batch without rows. Batches,
@@ -200,7 +234,7 @@ class Client(AsyncClosing):
 
     @takes(UnaryOptions)
     async def call_table(
-        self, handler: str, batch: pa.RecordBatch, **options: Unpack[UnaryOptions]
+        self, handler: str, batch: OneBatch, **options: Unpack[UnaryOptions]
     ) -> pa.Table:
         """``call`` with all answers as a Table: each batch as it came, none or many."""
         schema, batches = await self._ask(handler, batch, options)
@@ -269,22 +303,55 @@ class Client(AsyncClosing):
 
     def _stream(self, kind: Kind, handler: str, batches: Any, options: CallOptions) -> Stream:
         self.connection.check_here()
-        source, head, window = outline(self, kind, handler, batches, options)
-        return Stream(source, lambda on_change: self.begin(head, window, on_change), self.sizes)
+        prepare = partial(self._prepare, kind, handler)
+        if opens_slowly(batches):
+            # What is wrong with the arguments is said at once.
+            options.head(kind, handler, NO_COLUMNS, self.token, self.compression).encode()
+            late = OpeningCall(batches, options, prepare, peer=self.address, handler=handler)
+            return Stream(None, None, self.sizes, late=late)
+        return Stream(*prepare(batches, options), self.sizes)
+
+    def _prepare(
+        self,
+        kind: Kind,
+        handler: str,
+        batches: Any,
+        options: CallOptions,
+        seen: Seen = None,
+    ) -> tuple[Batches | None, Start]:
+        source, head, window = outline(self, kind, handler, batches, options, seen)
+        return source, lambda on_change: self.begin(head, window, on_change)
 
     async def _ask(
-        self, handler: str, batch: pa.RecordBatch, options: UnaryOptions
+        self, handler: str, batch: Any, options: UnaryOptions
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
         self.connection.check_here()
-        caller = self._callers.find(handler, batch, options)
+        if not isinstance(batch, pa.RecordBatch) and has_batch(batch):
+            batch = await batch_apart(batch, where=f"the input of handler {handler!r}")
+        seen = observed(self.telemetry, handler, "exchange", self.address)
+        if seen is None:
+            return await self._ask_observed(handler, batch, options, None)
+        try:
+            found = await self._ask_observed(handler, batch, options, seen)
+        except BaseException as error:
+            seen.ended(error)
+            raise
+        seen.ended(None)
+        return found
+
+    async def _ask_observed(
+        self, handler: str, batch: pa.RecordBatch, options: UnaryOptions, seen: Seen
+    ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
+        caller = self._callers.find(handler, batch, options, seen)
         if caller.slow(batch):
             encoded = await caller.encode_apart(batch)
         else:
             encoded = caller.encode(batch)
         if not caller.fits(encoded):
-            stream = self.exchange(handler, (batch,), schema=batch.schema, **options)
-            return await _everything(stream)
-        answered = await self.ask(caller, encoded)
+            given = CallOptions(**read_arguments("call", **options), schema=batch.schema)
+            prepared = self._prepare("exchange", handler, (batch,), given, seen)
+            return await _everything(Stream(*prepared, self.sizes))
+        answered = await self.ask(caller, encoded, trace_headers(caller, seen))
         if answered.follow is None:
             assert answered.schema is not None
             return answered.schema, answered.batches
@@ -303,6 +370,20 @@ class Client(AsyncClosing):
         """Makes one call; all public methods use it."""
         if window is not None:
             window.share(self.under_way, on_change)
+        try:
+            return self._begin(head, window, on_change, answered)
+        except BaseException as error:
+            if head.observed is not None:
+                head.observed.ended(error)
+            raise
+
+    def _begin(
+        self,
+        head: CallHead,
+        window: InFlightWindow | None,
+        on_change: Callable[[], None],
+        answered: Message | None,
+    ) -> ClientCall:
         call = ClientCall(
             self.connection,
             head,
@@ -319,10 +400,12 @@ class Client(AsyncClosing):
             self._schedule_beat()
         return call
 
-    async def ask(self, caller: UnaryCaller, encoded: Encoded) -> UnaryResult:
+    async def ask(
+        self, caller: UnaryCaller, encoded: Encoded, headers: Headers = ()
+    ) -> UnaryResult:
         """One call of one batch. Raises how it failed."""
         waiter = Waiter(self._loop)
-        call = self.unary_call(caller, encoded, waiter.step)
+        call = self.unary_call(caller, encoded, waiter.step, headers)
         call.begin()
         try:
             await waiter
@@ -380,19 +463,27 @@ async def _everything(stream: Stream) -> tuple[pa.Schema, list[pa.RecordBatch]]:
 
 
 def outline(
-    client: Client, kind: Kind, handler: str, batches: Any, options: CallOptions
+    client: Client,
+    kind: Kind,
+    handler: str,
+    batches: Any,
+    options: CallOptions,
+    seen: Seen = None,
 ) -> tuple[Batches | None, CallHead, InFlightWindow | None]:
     """A call before it is made: its input, what it says of itself, and its window.
 
-    Raises LocalProtocolError and ConfigError for what cannot be.
+    ``seen``: how the call is observed, if that is known. Raises LocalProtocolError and ConfigError
+    for what cannot be.
     """
     token, compression, config = client.token, client.compression, client.config
     if kind == "source":
-        return None, options.head(kind, handler, None, token, compression), None
+        seen = seen or observed(client.telemetry, handler, kind, client.address)
+        return None, options.head(kind, handler, None, token, compression, seen), None
     limit = config.calls.batch_limit
     source = Batches(batches, options.schema, handler=handler, peer=client.address, limit=limit)
     window = options.window(config, sink=kind == "sink")
-    return source, options.head(kind, handler, source.schema, token, compression), window
+    seen = seen or observed(client.telemetry, handler, kind, client.address)
+    return source, options.head(kind, handler, source.schema, token, compression, seen), window
 
 
 def connection_headers(headers: ConnectionHeaders) -> tuple[tuple[bytes, bytes], ...]:

@@ -18,17 +18,26 @@ import atexit
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Self, TypeAlias, Unpack
 from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
 from aqueduct.address import Address
-from aqueduct.arguments import Duration, checked
+from aqueduct.arguments import Duration, checked, read_arguments
+from aqueduct.arrow.capsules import as_batch, has_batch
 from aqueduct.carriers.binding import holds_up
 from aqueduct.carriers.certificates import ClientTls
-from aqueduct.client.client import Client, ConnectionHeaders, connection_headers, outline, plain
+from aqueduct.client.client import (
+    Client,
+    ConnectionHeaders,
+    OneBatch,
+    SyncBatches,
+    connection_headers,
+    outline,
+    plain,
+)
 from aqueduct.client.loop_thread import LoopThread
 from aqueduct.client.options import (
     CallOptions,
@@ -40,12 +49,13 @@ from aqueduct.client.options import (
 )
 from aqueduct.client.sync_stream import SyncStream
 from aqueduct.client.thread_call import News, ThreadCall
-from aqueduct.client.unary import UnaryCallers, one_batch
+from aqueduct.client.unary import UnaryCallers, one_batch, trace_headers
 from aqueduct.client.unary_stub import StubCall
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost, LocalProtocolError
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.rpc.request import Kind
+from aqueduct.rpc.tracing import CallObservation, CallObserver, observed
 
 __all__ = ["OnEnd", "SyncClient"]
 
@@ -66,7 +76,7 @@ class SyncClient:
     and the errors. A process that forks must connect after the fork.
     """
 
-    @checked(headers="connection_headers")
+    @checked(headers="connection_headers", telemetry="call_observer")
     def __init__(
         self,
         address: str | Address,
@@ -76,6 +86,7 @@ class SyncClient:
         headers: ConnectionHeaders = (),
         token: str | bytes | None = None,
         keep_alive: bool = True,
+        telemetry: CallObserver | None = None,
     ) -> None:
         connection_headers(headers)  # errors belong here rather than into the other thread
         self.address = plain(address)
@@ -96,6 +107,7 @@ class SyncClient:
                     headers=headers,
                     token=token,
                     keep_alive=keep_alive,
+                    telemetry=telemetry,
                 )
             )
         except BaseException:
@@ -112,7 +124,7 @@ class SyncClient:
     @checked()
     @takes(ExchangeOptions)
     def exchange(
-        self, handler: str, batches: Iterable[pa.RecordBatch], **options: Unpack[ExchangeOptions]
+        self, handler: str, batches: SyncBatches, **options: Unpack[ExchangeOptions]
     ) -> SyncStream:
         """Calls an exchange handler; the arguments are those of ``Client.exchange``.
 
@@ -122,7 +134,7 @@ class SyncClient:
 
     @takes(UnaryOptions)
     def call(
-        self, handler: str, batch: pa.RecordBatch, **options: Unpack[UnaryOptions]
+        self, handler: str, batch: OneBatch, **options: Unpack[UnaryOptions]
     ) -> pa.RecordBatch:
         """Calls an exchange handler with one batch, for one; see ``Client.call``."""
         schema, batches = self._ask(handler, batch, options)
@@ -130,7 +142,7 @@ class SyncClient:
 
     @takes(UnaryOptions)
     def call_table(
-        self, handler: str, batch: pa.RecordBatch, **options: Unpack[UnaryOptions]
+        self, handler: str, batch: OneBatch, **options: Unpack[UnaryOptions]
     ) -> pa.Table:
         """``call`` with all answers as a Table; see ``Client.call_table``."""
         schema, batches = self._ask(handler, batch, options)
@@ -145,7 +157,7 @@ class SyncClient:
     @checked()
     @takes(SinkOptions)
     def sink(
-        self, handler: str, batches: Iterable[pa.RecordBatch], **options: Unpack[SinkOptions]
+        self, handler: str, batches: SyncBatches, **options: Unpack[SinkOptions]
     ) -> dict[str, int]:
         """Calls a sink handler with ``batches`` and returns its counters; see ``Client.sink``."""
         with self._stream("sink", handler, batches, CallOptions(**options)) as stream:
@@ -209,7 +221,7 @@ class SyncClient:
     def _ask(
         self,
         handler: str,
-        batch: pa.RecordBatch,
+        batch: Any,
         options: UnaryOptions,
         on_end: OnEnd | None = None,
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
@@ -218,14 +230,19 @@ class SyncClient:
             client = self._client
             callers = UnaryCallers(client.connection, client.address, client.token)
             self._own.callers = callers
-        caller = callers.find(handler, batch, options)
-        encoded = caller.encode(batch)
+        if not isinstance(batch, pa.RecordBatch) and has_batch(batch):
+            batch = as_batch(batch, where=f"the input of handler {handler!r}")
+        seen = observed(self._client.telemetry, handler, "exchange", self.address)
         call: StubCall | None = None
+        failed: BaseException | None = None
         stream: SyncStream | None = None
         received = 0
         try:
+            caller = callers.find(handler, batch, options, seen)
+            encoded = caller.encode(batch)
             if caller.fits(encoded):
-                call = StubCall(self._thread, self._client, caller, encoded)
+                own = trace_headers(caller, seen)
+                call = StubCall(self._thread, self._client, caller, encoded, own)
                 answered = call.result()
                 received = answered.size
                 if answered.follow is None:
@@ -233,14 +250,23 @@ class SyncClient:
                     return answered.schema, answered.batches
                 stream = call.follow(answered)
             else:
-                stream = self.exchange(handler, (batch,), schema=batch.schema, **options)
+                given = CallOptions(**read_arguments("call", **options), schema=batch.schema)
+                made = self._make("exchange", handler, (batch,), given, seen=seen)
+                made.wake()
+                stream = SyncStream(made)
             with stream:
                 batches = list(stream)
                 assert stream.schema is not None
                 return stream.schema, batches
+        except BaseException as error:
+            failed = error
+            raise
         finally:
+            if seen is not None:
+                seen.ended(failed)
+            failed = None  # a traceback and its frame are no cycle
             if on_end is not None:
-                sent, waited = (0, 0.0) if call is None else (encoded.size, call.waited)
+                sent, waited = (0, 0.0) if call is None else (call.encoded.size, call.waited)
                 if stream is not None:
                     sent += stream.bytes_sent
                     received += stream.bytes_received
@@ -261,6 +287,7 @@ class SyncClient:
         *,
         news: News | None = None,
         tag: Any = None,
+        seen: CallObservation | None = None,
     ) -> ThreadCall:
         """A call that the loop has not heard of yet; see ThreadCall."""
         self._thread.check()
@@ -270,7 +297,7 @@ class SyncClient:
             raise LocalProtocolError(
                 "a SyncClient reads plain iterables; async iterables are for aqueduct.Client"
             )
-        source, head, window = outline(self._client, kind, handler, batches, options)
+        source, head, window = outline(self._client, kind, handler, batches, options, seen)
         head.encode()  # errors belong here rather than into the other thread
         return ThreadCall(self._thread, self._client, head, window, source, news=news, tag=tag)
 

@@ -11,6 +11,7 @@ from typing import Unpack, cast
 import pyarrow as pa
 
 from aqueduct.arguments import Duration, checked
+from aqueduct.client.client import OneBatch, SyncBatches
 from aqueduct.client.options import (
     CallOptions,
     ExchangeOptions,
@@ -77,7 +78,7 @@ class TaskClient(SyncClient):
     def call_table(
         self,
         handler: str,
-        batch: pa.RecordBatch,
+        batch: OneBatch,
         *,
         on_end: OnEnd | None = None,
         **options: Unpack[UnaryOptions],
@@ -91,7 +92,7 @@ class TaskClient(SyncClient):
     def sink(
         self,
         handler: str,
-        batches: Iterable[pa.RecordBatch],
+        batches: SyncBatches,
         *,
         on_end: OnEnd | None = None,
         **options: Unpack[SinkOptions],
