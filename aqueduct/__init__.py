@@ -2,6 +2,7 @@
 
 - ``Service``, ``Call``: handlers and what they are told. See ``aqueduct.service.service``.
 - ``Client``: calls from asyncio; ``SyncClient``: calls from threads.
+- ``TokenFile``, ``Jwt``: who may call a service.
 - ``ClientTls``, ``ServerTls``, ``dev_certificate``: certificates.
 - ``Config`` and its parts in ``aqueduct.config``; every error in ``aqueduct.errors``.
 - ``connect``, ``serve``, ``channel``, ``Sender``, ``Receiver``, ``Message``: the channels beneath,
@@ -44,7 +45,9 @@ if TYPE_CHECKING:
     from aqueduct.rpc.request import Partition
     from aqueduct.rpc.telemetry import OpenTelemetry
     from aqueduct.service.context import Call
+    from aqueduct.service.json_web_token import Jwt
     from aqueduct.service.service import Service
+    from aqueduct.service.token_file import TokenFile
 
 __all__ = [
     "AqueductError",
@@ -54,6 +57,7 @@ __all__ = [
     "Config",
     "Connection",
     "Description",
+    "Jwt",
     "Message",
     "Mode",
     "OpenTelemetry",
@@ -66,6 +70,7 @@ __all__ = [
     "Stream",
     "SyncClient",
     "SyncStream",
+    "TokenFile",
     "channel",
     "connect",
     "dev_certificate",
@@ -81,6 +86,7 @@ _MODULES: Final = {
     "Config": "aqueduct.config",
     "Connection": "aqueduct.endpoint.connection",
     "Description": "aqueduct.rpc.describe",
+    "Jwt": "aqueduct.service.json_web_token",
     "Message": "aqueduct.endpoint.channel",
     "Mode": "aqueduct.endpoint.channel",
     "OpenTelemetry": "aqueduct.rpc.telemetry",
@@ -93,6 +99,7 @@ _MODULES: Final = {
     "Stream": "aqueduct.client.stream",
     "SyncClient": "aqueduct.client.sync_client",
     "SyncStream": "aqueduct.client.sync_stream",
+    "TokenFile": "aqueduct.service.token_file",
     "channel": "aqueduct.endpoint.channel",
     "connect": "aqueduct.endpoint.server",
     "dev_certificate": "aqueduct.carriers.certificates",

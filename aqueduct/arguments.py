@@ -557,6 +557,7 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "held": KINDS["function"],
         "ready": KINDS["function"],
         "callback": KINDS["function"],
+        "function": KINDS["function"],
         "on_end": KINDS["function"],
         # Services.
         "description": KINDS["text"],

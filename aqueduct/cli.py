@@ -149,6 +149,38 @@ def _parser() -> argparse.ArgumentParser:
     _add_certificate(ping)
     ping.set_defaults(run=_ping, usage=ping)
 
+    token = commands.add_parser(
+        "token",
+        help="make a token, and the line of it for a file of tokens (aqueduct.TokenFile)",
+        epilog="The token is shown once: the file holds its hash alone.",
+    )
+    token.add_argument("name", metavar="NAME", help="who gets the token")
+    for limit, what in (
+        ("handlers", "handlers that it may call"),
+        ("tables", "tables that it may read"),
+        ("sinks", "sinks that it may write to"),
+    ):
+        token.add_argument(
+            f"--{limit}",
+            metavar="NAMES",
+            type=_reader("words"),
+            default=(),
+            help=f"the {what}, with commas; without any of these limits it may call everything",
+        )
+    token.add_argument(
+        "--expires",
+        metavar="TIME",
+        default="",
+        help="refused from then on: 2027-01-31, or 2027-01-31T18:00+01:00 (never)",
+    )
+    token.add_argument(
+        "--file",
+        metavar="FILE",
+        help="put the line at the end of this file, which is made if it is not there, and write "
+        "the token alone",
+    )
+    token.set_defaults(run=_token, usage=token)
+
     dissection = commands.add_parser("wire", help="wire bytes to frames and back")
     dissection.add_argument(
         "protocol",
@@ -391,6 +423,30 @@ async def _measure(address: str, count: int, tls: ClientTls | None) -> None:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.3f} ms"
+
+
+# ------------------------------------------------------------------ token
+
+
+def _token(args: argparse.Namespace) -> int:
+    from aqueduct.service.token_file import append_line, make_token, token_line
+
+    token = make_token()
+    line = token_line(
+        args.name,
+        token,
+        handlers=args.handlers,
+        tables=args.tables,
+        sinks=args.sinks,
+        expires=args.expires,
+    )
+    if args.file is None:
+        say(f"token: {token}")
+        say(f"line:  {line}")
+        return 0
+    append_line(args.file, line)
+    say(token)
+    return 0
 
 
 # ------------------------------------------------------------------- wire

@@ -286,8 +286,13 @@ class Timing:
     drain_timeout: Seconds = 25.0
     """A service ends within this time of its signal: less than the 30 s that Kubernetes gives.
 
-    Open calls have all of it but the last quarter, or but the last 2 s if that is less.
+    Open calls have all of it but the last quarter, or but the last 2 s if that is less. What
+    ``on_stop`` functions have is no part of that.
     """
+    start_timeout: Seconds = 240.0
+    """For all ``on_start`` functions of a service together. A worker process has 300 s in all."""
+    stop_timeout: Seconds = 5.0
+    """For all ``on_stop`` functions together. They have a quarter of ``drain_timeout`` at most."""
 
     def __post_init__(self) -> None:
         zero_allowed = ("ack_delay", "close_linger", "drain_timeout", "handshake_silence")

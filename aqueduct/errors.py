@@ -5,6 +5,7 @@
     AqueductError
     |-- ConfigError (also ValueError)       a setting, argument or address that cannot work
     |   `-- WrongType (also TypeError)      one that is not of the type that is wanted
+    |-- StartFailed                         an ``on_start`` function failed, so nothing is served
     |-- LocalProtocolError                  this side used the library wrongly; nothing changed
     |-- SendQueueFull                       a send that may not wait found no room
     |-- RemoteProtocolError                 the peer broke the protocol; .code is the wire code
@@ -77,6 +78,7 @@ __all__ = [
     "SchemaMismatch",
     "SendQueueFull",
     "SequenceError",
+    "StartFailed",
     "UnknownHandler",
     "VersionError",
     "WrongType",
@@ -103,6 +105,13 @@ class ConfigError(AqueductError, ValueError):
 
 class WrongType(ConfigError, TypeError):
     """A setting or an argument that is not of the type that is wanted."""
+
+
+class StartFailed(AqueductError):
+    """An ``on_start`` function of a service raised, or took too long. Nothing is served.
+
+    ``__cause__`` is what it raised.
+    """
 
 
 class LocalProtocolError(AqueductError):

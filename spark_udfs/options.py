@@ -37,7 +37,7 @@ from aqueduct.errors import ConfigError
 from aqueduct.escaping import shown
 from spark_udfs.functions.casts import casts
 from spark_udfs.schemas import active_session
-from spark_udfs.tokens import TokenFile
+from spark_udfs.tokens import TokenPath
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -326,7 +326,7 @@ def layered(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     if "token_file" in values:
         if "token" in values:
             raise ConfigError("token and token_file are both given; a call shows one token")
-        values["token"] = TokenFile(values.pop("token_file"))
+        values["token"] = TokenPath(values.pop("token_file"))
     return values
 
 

@@ -8,14 +8,14 @@ from typing import Final
 
 from aqueduct.errors import ConfigError
 
-__all__ = ["TokenFile", "fresh"]
+__all__ = ["TokenPath", "fresh"]
 
 _LIMIT: Final = 16 << 10
 """Bytes: the most that a call may show."""
 
 
 @dataclass(frozen=True)
-class TokenFile:
+class TokenPath:
     """A token in a file that another program renews: read before each call."""
 
     path: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import re
@@ -457,3 +458,24 @@ def test_an_address_that_is_none_is_one_line():
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "a port is a number from 0 to 65535" in done.stderr
+
+
+def test_token_makes_a_token_and_its_line(tmp_path: Path) -> None:
+    shown = run("token", "admin")
+    found = re.fullmatch(r"token: (aq_\S+)\nline:  (admin sha256:\S+)\n", shown.stdout)
+    assert found is not None, shown.stderr
+    path = tmp_path / "tokens.txt"
+    path.write_text(f"{found[2]}\n")
+    limits = ("--handlers", "echo, lengths", "--tables", "trips", "--expires", "2999-01-31")
+    kept = run("token", "etl", *limits, "--file", str(path))
+    assert re.fullmatch(r"aq_\S+\n", kept.stdout), kept.stderr
+    entries = {entry.name: entry for entry in aqueduct.TokenFile(path).entries}
+    for name, token in (("admin", found[1]), ("etl", kept.stdout.strip())):
+        assert entries[name].digest == hashlib.sha256(token.encode()).digest()
+    assert entries["etl"].handlers == frozenset({"echo", "lengths"})
+    assert entries["etl"].tables == frozenset({"trips"})
+    assert entries["etl"].sinks == frozenset()
+    wrong = run("token", "etl", "--expires", "soon", "--file", str(path))
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert wrong.stderr.startswith("aqueduct token: expires=soon is no time; write it like")
+    assert len(aqueduct.TokenFile(path).entries) == 2

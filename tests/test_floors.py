@@ -80,7 +80,8 @@ PACKAGES_ONLY = ("aqueduct.protocol", "aqueduct.carriers")
 ARROW_FLOOR = ROOMS["aqueduct.arrow"][0]
 OUTSIDERS = {
     "aioquic": ("aqueduct.carriers.quic",),
-    "numpy": ("spark_udfs",),
+    "jwt": ("aqueduct.service",),
+    "numpy": ("aqueduct.arrow", "spark_udfs"),
     "pandas": ("spark_udfs",),
     "pyspark": ("spark_udfs",),
     "websockets": ("aqueduct.reactivesocket",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -94,6 +94,8 @@ class ReactiveExchange:
         """Of the answers, as far as it is known."""
         self.capabilities: frozenset[str] = frozenset()
         """What the handler is, once the exchange is accepted."""
+        self.counters: Mapping[str, int] = {}
+        """What the service counted: ReactiveSocket does not carry that."""
         self.accepted = False
         self.splits = True
         """Whether the rows of a batch above the limit of a frame go as several requests."""

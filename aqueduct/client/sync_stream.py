@@ -57,8 +57,7 @@ class SyncStream:
     @property
     def counters(self) -> Mapping[str, int]:
         """What the service counted; empty before the end."""
-        call = self._call.call
-        return {} if call is None else call.counters
+        return self._call.counters
 
     @property
     def capabilities(self) -> frozenset[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeAlias
 
@@ -140,6 +141,11 @@ class ThreadCall:
     def capabilities(self) -> frozenset[str]:
         """As those of a SyncStream."""
         return frozenset() if self.call is None else self.call.capabilities
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What the service counted; empty before the end."""
+        return {} if self.call is None else self.call.counters
 
     @property
     def room(self) -> bool:

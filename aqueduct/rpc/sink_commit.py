@@ -24,12 +24,15 @@ from aqueduct.rpc.documents import check_size, object_of, schema_of, text_of
 __all__ = [
     "ABORT",
     "ATTEMPT_HEADER",
+    "CLAIM",
     "COMMIT",
     "DOCUMENT_SCHEMA",
     "LOOK",
     "VERSION",
     "WRITE",
     "Attempt",
+    "Claim",
+    "ClaimedKey",
     "PreparedAttempt",
     "Receipt",
     "Settlement",
@@ -37,6 +40,7 @@ __all__ = [
     "Source",
     "WriteKey",
     "document_of",
+    "numbered",
     "to_batch",
 ]
 
@@ -46,6 +50,8 @@ COMMIT: Final = "aqueduct.sink.commit."
 """With the sink's name behind it: commits a write."""
 ABORT: Final = "aqueduct.sink.abort."
 """With the sink's name behind it: aborts a write."""
+CLAIM: Final = "aqueduct.sink.claim."
+"""With the sink's name behind it: claims a key for a writer, and tells what it has committed."""
 LOOK: Final = "aqueduct.sink.look."
 """With the sink's name behind it: what the sink takes."""
 ATTEMPT_HEADER: Final = "aqueduct-attempt"
@@ -61,6 +67,7 @@ VERSION: Final = 1
 _KEY_LIMIT: Final = 256
 _ATTEMPT_LIMIT: Final = 4096
 _NUMBER_LIMIT: Final = (1 << 63) - 1
+_NUMBER_BYTES: Final = len(f"/{_NUMBER_LIMIT}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +151,12 @@ class Settlement:
     """To be committed: these and no others. To be aborted: these, and all that are known."""
     execution: str | None = None
     """Of an abort: the attempts of this execution alone; None: those of all."""
+    note: Any = None
+    """Of a commit: JSON that the sink keeps with it; None: none."""
 
     def to_json(self) -> str:
-        """The document. Raises BadCall for a receipt that JSON cannot hold."""
-        document = {
+        """The document. Raises BadCall for a receipt or a note that JSON cannot hold."""
+        document: dict[str, Any] = {
             "version": VERSION,
             "run": self.write_key.key,
             "overwrite": self.write_key.overwrite,
@@ -157,6 +166,9 @@ class Settlement:
                 for each in self.prepared
             ],
         }
+        if self.note is not None:
+            _dumps(self.note, "a note")
+            document["note"] = self.note
         return _dumps(document, "a receipt")
 
     @classmethod
@@ -180,7 +192,58 @@ class Settlement:
             if "receipt" not in entry:
                 raise BadCall(f"{where} has no receipt for {attempt}")
             prepared.append(PreparedAttempt(attempt, entry["receipt"]))
-        return cls(write_key, tuple(prepared), execution)
+        return cls(write_key, tuple(prepared), execution, document.get("note"))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a writer asks before its first batch: to be the one that writes under ``key``."""
+
+    key: str
+    """Its commits have the write keys ``numbered(key, 0)``, 1, 2 and so on."""
+    execution: str
+    """That of the writer's attempts: those of others are aborted."""
+
+    def __post_init__(self) -> None:
+        numbered(self.key, _NUMBER_LIMIT)
+        _check_text(self.execution, "the execution of a claim", least=1)
+
+    def to_json(self) -> str:
+        """The document."""
+        return json.dumps({"version": VERSION, "key": self.key, "execution": self.execution})
+
+    @classmethod
+    def from_json(cls, source: Source, *, limit: int) -> Claim:
+        """What a document asks for. Raises BadCall if it is none, or longer than ``limit``."""
+        where = "the document of a claim"
+        document = document_of(source, where, limit=limit)
+        return cls(*(_member(document, name, str, where) for name in ("key", "execution")))
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedKey:
+    """The answer to a claim."""
+
+    description: SinkDescription
+    commits: int
+    """How many are there: the next one has this number."""
+    note: Any = None
+    """The note of the last of them."""
+
+    def to_json(self) -> str:
+        """The document. Raises BadCall for a note that JSON cannot hold."""
+        more = {"commits": self.commits, "note": self.note}
+        return _dumps({**json.loads(self.description.to_json()), **more}, "a note")
+
+    @classmethod
+    def from_json(cls, source: Source, *, limit: int) -> ClaimedKey:
+        """The answer in a document. Raises BadCall."""
+        where = "the answer to a claim"
+        document = document_of(source, where, limit=limit)
+        commits = _member(document, "commits", int, where)
+        if not 0 <= commits <= _NUMBER_LIMIT:
+            raise BadCall(f"{where}: the number of commits is {commits!r:.40}; it counts from 0")
+        return cls(_description_of(document, where), commits, document.get("note"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,13 +299,13 @@ class SinkDescription:
     def from_json(cls, source: Source, *, limit: int) -> SinkDescription:
         """The description in a document. Raises BadCall."""
         where = "the description of a sink"
-        document = document_of(source, where, limit=limit)
-        schema, seconds = document.get("schema"), document.get("time_to_live")
-        if not isinstance(seconds, int | float):
-            raise BadCall(f"{where} has no number 'time_to_live'")
-        if schema is not None:
-            schema = schema_of(_member(document, "schema", str, where), f"{where}: its schema")
-        return cls(schema, float(seconds))
+        return _description_of(document_of(source, where, limit=limit), where)
+
+
+def numbered(key: str, number: int) -> WriteKey:
+    """The write key of commit ``number`` of the writer with ``key``. Raises BadCall."""
+    _check_text(key, "the key of a writer", least=1, most=_KEY_LIMIT - _NUMBER_BYTES)
+    return WriteKey(f"{key}/{number}")
 
 
 def to_batch(text: str) -> pa.RecordBatch:
@@ -296,11 +359,20 @@ def _member(document: Any, name: str, kind: type[Any], where: str) -> Any:
     return document[name]
 
 
-def _check_text(text: Any, what: str, *, least: int = 0) -> None:
+def _description_of(document: Mapping[str, Any], where: str) -> SinkDescription:
+    schema, seconds = document.get("schema"), document.get("time_to_live")
+    if not isinstance(seconds, int | float):
+        raise BadCall(f"{where} has no number 'time_to_live'")
+    if schema is not None:
+        schema = schema_of(_member(document, "schema", str, where), f"{where}: its schema")
+    return SinkDescription(schema, float(seconds))
+
+
+def _check_text(text: Any, what: str, *, least: int = 0, most: int = _KEY_LIMIT) -> None:
     if not isinstance(text, str) or not text.isprintable():
         raise BadCall(f"{what} is {text!r:.100}; it must be printable text")
-    if not least <= len(text.encode("utf-8", "surrogatepass")) <= _KEY_LIMIT:
-        raise BadCall(f"{what} is {text!r:.100}; it must have {least} to {_KEY_LIMIT} bytes")
+    if not least <= len(text.encode("utf-8", "surrogatepass")) <= most:
+        raise BadCall(f"{what} is {text!r:.100}; it must have {least} to {most} bytes")
 
 
 def _digest(text: str) -> str:

@@ -14,7 +14,7 @@ from aqueduct.endpoint import Headers
 from aqueduct.endpoint.accounts import SendingAccount, SendLedger
 from aqueduct.errors import ConnectionLost
 
-__all__ = ["AnswerSender", "CallCarrier", "CallConnection", "CallCore", "CallPump"]
+__all__ = ["AnswerSender", "CallCarrier", "CallConnection", "CallCore", "CallOrigin", "CallPump"]
 
 
 class CallCarrier(Protocol):
@@ -54,6 +54,18 @@ class CallPump(Protocol):
 
     def flush_soon(self) -> None:
         """What was queued leaves in this turn of the loop."""
+
+
+class CallOrigin(Protocol):
+    """What a Call tells of its connection."""
+
+    @property
+    def carrier(self) -> CallCarrier:
+        """Who is at the other end."""
+
+    @property
+    def headers(self) -> Headers:
+        """What the peer said when it connected."""
 
 
 class CallConnection(Protocol):

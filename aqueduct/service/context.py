@@ -15,7 +15,8 @@ from aqueduct.carriers.contract import PeerCredentials, PeerIdentity
 from aqueduct.errors import AqueductError, Busy
 from aqueduct.escaping import logger_of
 from aqueduct.rpc.request import CallHead, Kind, Partition
-from aqueduct.service.call_connection import CallConnection
+from aqueduct.service.call_connection import CallOrigin
+from aqueduct.service.namespace import Namespace
 
 __all__ = ["Call", "cancel", "forget_callbacks", "no_memory"]
 
@@ -39,6 +40,7 @@ class Call:
         "_greeting",
         "_head",
         "_reason",
+        "_state",
         "handler",
         "number",
         "output_schema",
@@ -46,7 +48,9 @@ class Call:
         "schema",
     )
 
-    def __init__(self, connection: CallConnection, head: CallHead, number: int) -> None:
+    def __init__(
+        self, connection: CallOrigin, head: CallHead, number: int, *, state: Namespace | None = None
+    ) -> None:
         # Most calls are asked for next to nothing: what they know is looked up when it is.
         self._head = head
         self._carrier = connection.carrier
@@ -66,6 +70,19 @@ class Call:
         self._deadline = None if deadline is None else time.monotonic() + deadline
         self._reason: AqueductError | None = None
         self._callbacks: list[Callable[[], object]] | None = None
+        self._state = state
+
+    @property
+    def state(self) -> Namespace:
+        """Attributes of your own: what ``authorize`` sets here the handler finds.
+
+        It belongs to this one call. What is for all calls is in ``Service.state``.
+        """
+        if self._state is None:
+            with _LOCK:
+                if self._state is None:
+                    self._state = Namespace(whose="call.state", hint="; authorize may set more")
+        return self._state
 
     @property
     def kind(self) -> Kind:

@@ -117,9 +117,12 @@ class RunningService:
         authorize: Authorize | None = None,
         telemetry: Observer | None = None,
         server_tls: ServerTls | None = None,
+        kept: Callable[[float], float] = lambda drain: 0.0,
     ) -> None:
+        """``kept``: of the seconds of a drain, those that are for what comes after it."""
         self.name = name
         self.config = config
+        self._kept = kept
         self.calls: set[ServerCall] = set()
         """Calls that are open now."""
         self._tls = server_tls
@@ -224,6 +227,7 @@ class RunningService:
                 server.end_relays()
         await self._gateway.drain()
         whole = self.config.timing.drain_timeout if drain is None else drain
+        whole = max(whole - self._kept(whole), 0.0)
         closing = min(whole / 4, _CLOSING)
         seconds = whole - closing
         loop = asyncio.get_running_loop()
@@ -638,7 +642,12 @@ def _asked_for(running: ServerCall) -> tuple[Call, ...]:
     if name == head.handler:
         return (running.call,)
     return tuple(
-        Call(running.connection, replace(head, handler=does + name), running.call.number)
+        Call(
+            running.connection,
+            replace(head, handler=does + name),
+            running.call.number,
+            state=running.call.state,
+        )
         for does in (PLAN, READ)
     )
 

@@ -31,7 +31,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
@@ -66,6 +66,8 @@ from aqueduct.service.handlers import (
     make_handler,
     object_of,
 )
+from aqueduct.service.lifetime import Lifetime, unless
+from aqueduct.service.namespace import Namespace
 from aqueduct.service.server import COUNTERS, Authorize, RunningService
 from aqueduct.service.signals import Holders, ProcessDeadline, ServiceSignals, say, tell
 from aqueduct.service.sinks import Sink
@@ -113,6 +115,11 @@ class Service:
         self.config = config
         self.authorize = authorize
         self.telemetry = telemetry
+        self.state = Namespace(
+            whose="service.state", hint="; an on_start function may set more, once it is served"
+        )
+        """Attributes of your own, for all calls: what ``on_start`` functions have made."""
+        self._lifetime = Lifetime(name, config.timing, self)
         self._handlers: dict[str, Handler] = {}
         self._sinks: dict[str, Sink] = {}
         self._tables: dict[str, Table] = {}
@@ -372,6 +379,33 @@ class Service:
             return decorate(declared)
         return decorate if table is None else register(table)
 
+    @checked()
+    def on_start(self, function: Function) -> Function:
+        """Registers a function that runs once in each process, before it takes the first call.
+
+        A decorator, or a plain call; it gives the function back. A coroutine function runs on the
+        event loop, and others in a thread. It may take the service as its argument. Several run in
+        the order of their registration, one after the other.
+
+        If one raises, or all take longer than Timing.start_timeout, serving fails with StartFailed.
+        Then those ``on_stop`` functions run that were registered before it. Servings of one process
+        at the same time have one start: later ones wait for it.
+
+        Raises ConfigError for what cannot run, and LocalProtocolError while it is served.
+        """
+        self._lifetime.on_start(function)
+        return function
+
+    @checked()
+    def on_stop(self, function: Function) -> Function:
+        """Registers a function that runs once in each process, after its last call has ended.
+
+        See ``on_start``; several run in reverse order. An error is logged, and the others run. All
+        together have Timing.stop_timeout.
+        """
+        self._lifetime.on_stop(function)
+        return function
+
     @property
     def handlers(self) -> Mapping[str, Handler]:
         """The registered handlers by name."""
@@ -451,9 +485,14 @@ class Service:
         - ``drain``: seconds that the end may take, of which open calls get all but the last;
           None: Timing.drain_timeout. See ``RunningService.close``.
 
-        Raises ConfigError for addresses or certificates that cannot work, or that are taken.
+        Raises ConfigError for addresses or certificates that cannot work, or that are taken, and
+        StartFailed.
         """
         places = _flat(addresses)
+        for given in places:
+            if isinstance(given, str):
+                Address.parse(given)  # its error need not wait for a start
+        whole = self.config.timing.drain_timeout if drain is None else cast("float", drain)
         serving = RunningService(
             self.name,
             self.config,
@@ -463,22 +502,27 @@ class Service:
             server_tls=_tls(
                 places, certificate, key, key_password, dev_certificate, client_ca, tls
             ),
+            kept=self._lifetime.kept,
         )
-        await serving.start(places, origins=origins)
-        with self._lock:
-            self._servings.append(serving)
-        keepers = [asyncio.create_task(sink.keep()) for sink in self._sinks.values()]
+        await self._lifetime.begin()
         try:
-            yield serving
-        finally:
-            for keeper in keepers:
-                keeper.cancel()
+            await serving.start(places, origins=origins)
+            with self._lock:
+                self._servings.append(serving)
+            keepers = [asyncio.create_task(sink.keep()) for sink in self._sinks.values()]
             try:
-                await serving.close(drain=cast("float | None", drain))  # as ``checked`` read it
+                yield serving
             finally:
-                with self._lock:
-                    self._servings.remove(serving)
-                    self._ended.update(serving.counters())
+                for keeper in keepers:
+                    keeper.cancel()
+                try:
+                    await serving.close(drain=whole)
+                finally:
+                    with self._lock:
+                        self._servings.remove(serving)
+                        self._ended.update(serving.counters())
+        finally:
+            await self._lifetime.end(self._lifetime.kept(whole))
 
     @checked(tls="server_tls")
     def run(
@@ -582,8 +626,15 @@ async def serve_until_signal(
     with ServiceSignals(
         drain=first.set, force=second.set, seconds=seconds, deadline=deadline
     ) as signals:
-        async with service.serving(*addresses, drain=seconds, **options) as serving:
-            signals.look = lambda: tell(json.dumps(serving.state(), separators=(",", ":")))
+        async with AsyncExitStack() as stack:
+            started = stack.enter_async_context(
+                service.serving(*addresses, drain=seconds, **options)
+            )
+            serving = await unless(first, started)
+            if serving is None:  # told to end before it had begun
+                return 0
+            look = serving.state
+            signals.look = lambda: tell(json.dumps(look(), separators=(",", ":")))
             for address in serving.addresses:
                 say(address if quiet else f"listening on {address}")
             await first.wait()

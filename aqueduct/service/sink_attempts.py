@@ -144,6 +144,24 @@ class Attempts:
                 self._end(write_key, execution, why)
         return ended
 
+    def claimed(self, write_key: WriteKey, execution: str, why: str) -> list[PreparedAttempt]:
+        """Only ``execution`` goes on with the write: gives what others prepared, and forgets it.
+
+        What others have open is told, and later attempts of theirs are refused.
+        """
+        others = []
+        with self._lock:
+            for known in self._of(write_key):
+                if known.attempt.execution == execution:
+                    continue
+                if known.open:
+                    known.over = why
+                else:
+                    self._remove(known)
+                    others.append(PreparedAttempt(known.attempt, known.receipt))
+                self._end(write_key, known.attempt.execution, why)
+        return others
+
     def expired(self, seconds: float) -> list[WriteKey]:
         """The writes of which nothing was heard for so long, and that have no attempt open."""
         now = time.monotonic()

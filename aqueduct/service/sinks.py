@@ -12,6 +12,9 @@
         def abort(self, write_key, prepared):        # these will never be committed
             ...
 
+        def committed(self, write_key):              # for writers without a driver; see below
+            ...
+
     class Book:                                      # one for each attempt
         def write(self, batch): ...
         def prepare(self): return {"rows": 3}        # durable now; the receipt is JSON
@@ -41,6 +44,10 @@ What holds, and what the author of a sink must do:
   processes left behind: pairs of ``PreparedAttempt`` and the seconds since they were last
   touched. What
   nobody commits, or aborts, is aborted ``time_to_live`` seconds after the last sign of its write.
+- ``committed``, if there is one, is what ``Client.writer`` needs: it looks for ``write_key.key`` in
+  the sink's durable note and returns None, or a dict with ``"note"``, what ``commit`` was given
+  with it. Then ``commit`` is called as ``commit(write_key, prepared, note)``; ``note`` is JSON, or
+  None from Spark, to be kept in the same stroke as the rows.
 """
 
 from __future__ import annotations
@@ -60,17 +67,21 @@ from aqueduct.escaping import logger_of
 from aqueduct.rpc.sink_commit import (
     ABORT,
     ATTEMPT_HEADER,
+    CLAIM,
     COMMIT,
     DOCUMENT_SCHEMA,
     LOOK,
     VERSION,
     WRITE,
     Attempt,
+    Claim,
+    ClaimedKey,
     PreparedAttempt,
     Receipt,
     Settlement,
     SinkDescription,
     WriteKey,
+    numbered,
     to_batch,
 )
 from aqueduct.rpc.threads import ThreadPool, apart
@@ -88,7 +99,9 @@ _CALLED_WITH: Final = {
     "commit": ("write_key", "prepared"),
     "abort": ("write_key", "prepared"),
     "leftovers": (),
+    "committed": ("write_key",),
 }
+_OPTIONAL: Final = ("leftovers", "committed")
 _ATTEMPT_METHODS: Final = ("write", "prepare", "abort")
 
 
@@ -120,8 +133,10 @@ class Sink:
             )
         if isinstance(sink, type):
             sink = object_of(sink)
+        keeps_notes = getattr(sink, "committed", None) is not None
         for method, arguments in _CALLED_WITH.items():
-            _check_method(where, sink, method, arguments, optional=method == "leftovers")
+            given = (*arguments, "note") if keeps_notes and method == "commit" else arguments
+            _check_method(where, sink, method, given, optional=method in _OPTIONAL)
         seconds = limits.time_to_live if time_to_live is None else time_to_live
         if not seconds > 0:
             raise ConfigError(f"{where}: time_to_live is {seconds!r}; it must be above zero")
@@ -132,6 +147,7 @@ class Sink:
         self.time_to_live = seconds
         self.description = description or (inspect.getdoc(sink) or "").partition("\n\n")[0].strip()
         self.attempts = Attempts(name, limits.attempts)
+        self._keeps_notes = keeps_notes
         self._turns = KeyedLock()
         self._pool = ThreadPool(f"aqueduct-sink-{name}")
         self._settling: set[asyncio.Task[Any]] = set()
@@ -144,6 +160,7 @@ class Sink:
             self._handler(WRITE, write, self.schema),
             self._handler(COMMIT, self._commit, DOCUMENT_SCHEMA, idempotent=True),
             self._handler(ABORT, self._abort, DOCUMENT_SCHEMA, idempotent=True),
+            self._handler(CLAIM, self._claim, DOCUMENT_SCHEMA, idempotent=True),
             self._handler(LOOK, self._look, None, idempotent=True),
         ]
 
@@ -256,8 +273,14 @@ class Sink:
 
     async def _commit(self, batch: pa.RecordBatch, call: Call) -> pa.RecordBatch:
         settlement = await self._settlement(batch)
+        if settlement.note is not None and not self._keeps_notes:
+            raise self._without_notes()
         result = await self._outlast(self._settle_commit(settlement, call))
-        return _answer(result)
+        if settlement.note is None or not _is_repeated(result):
+            return _answer(result)
+        # Whoever asks can tell by the note whether the commit that is there is its own.
+        found = await self._note(settlement.write_key)
+        return _answer(result, note=None if found is None else found["note"])
 
     async def _abort(self, batch: pa.RecordBatch, call: Call) -> pa.RecordBatch:
         settlement = await self._settlement(batch)
@@ -270,14 +293,80 @@ class Sink:
     async def _look(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return to_batch(SinkDescription(self.schema, self.time_to_live).to_json())
 
+    async def _claim(self, batch: pa.RecordBatch, call: Call) -> pa.RecordBatch:
+        if not self._keeps_notes:
+            raise self._without_notes()
+        claim = await apart(Claim.from_json, [batch], limit=self.limits.document_bytes)
+        claimed = await self._outlast(self._settle_claim(claim, call))
+        return to_batch(claimed.to_json())
+
+    async def _settle_claim(self, claim: Claim, call: Call) -> ClaimedKey:
+        """The next commit of a key is the claim's: what others have prepared for it is aborted."""
+        number = await self._count(claim.key)
+        while True:
+            write_key = numbered(claim.key, number)
+            async with self._turns.turn(write_key.key):
+                call.check()  # a client that gave up may have claimed it again since
+                if await self._note(write_key) is None:
+                    await self._abort_others(write_key, claim)
+                    break
+            number += 1  # the commit was under way
+        last = await self._note(numbered(claim.key, number - 1)) if number else None
+        description = SinkDescription(self.schema, self.time_to_live)
+        return ClaimedKey(description, number, None if last is None else last["note"])
+
+    async def _abort_others(self, write_key: WriteKey, claim: Claim) -> None:
+        why = f"another writer has claimed the key {claim.key!r}"
+        others = await apart(self.attempts.claimed, write_key, claim.execution, why)
+        if not others:
+            return
+        abort = self.sink.abort
+        try:
+            await self._run(lambda: abort(write_key, others), abort)
+        except BaseException:
+            self._recall(others)
+            raise
+
+    async def _count(self, key: str) -> int:
+        """How many commits of a key are there. They have no gaps, so few of them are looked for."""
+        below, above = 0, 1
+        while await self._note(numbered(key, above - 1)) is not None:
+            below, above = above, 2 * above
+        above -= 1  # this many are too many by one at least, and ``below`` are there
+        while below < above:
+            middle = (below + above) // 2
+            if await self._note(numbered(key, middle)) is None:
+                above = middle
+            else:
+                below = middle + 1
+        return below
+
+    async def _note(self, write_key: WriteKey) -> Mapping[str, Any] | None:
+        """What the sink says of a commit: None, or a mapping with its note."""
+        committed = self.sink.committed
+        found = await self._run(lambda: committed(write_key), committed)
+        if found is None or (isinstance(found, Mapping) and "note" in found):
+            return found
+        raise TypeError(
+            f"committed of the sink {self.name!r} returned {found!r:.100}; it must return None, or "
+            "a dict with 'note', what commit was given"
+        )
+
+    def _without_notes(self) -> BadCall:
+        return BadCall(
+            f"the sink {self.name!r} cannot tell what is committed under a key, which a writer "
+            "needs: give it a method committed(write_key), and let its commit take a note"
+        )
+
     async def _settle_commit(self, settlement: Settlement, call: Call) -> Any:
         write_key, commit, abort = settlement.write_key, self.sink.commit, self.sink.abort
+        more = (settlement.note,) if self._keeps_notes else ()
         async with self._turns.turn(write_key.key):
             call.check()  # a client that gave up may have asked for something else since
             prepared = list(settlement.prepared)
-            result = await self._run(lambda: commit(write_key, prepared), commit)
+            result = await self._run(lambda: commit(write_key, prepared, *more), commit)
             others = await apart(self.attempts.committed, write_key, prepared)
-            if isinstance(result, Mapping) and result.get("repeated") is True:
+            if _is_repeated(result):
                 others = [*prepared, *others]
             if others:
                 try:
@@ -410,12 +499,18 @@ def _check_end(known: Known, call: Call) -> None:
     call.check()
 
 
-def _answer(result: Any) -> pa.RecordBatch:
+def _is_repeated(result: Any) -> bool:
+    """Whether a sink says that it had committed the write before."""
+    return isinstance(result, Mapping) and result.get("repeated") is True
+
+
+def _answer(result: Any, **more: Any) -> pa.RecordBatch:
+    document = {"version": VERSION, **more}
     try:
-        text = json.dumps({"version": VERSION, "result": result}, allow_nan=False)
+        text = json.dumps({**document, "result": result}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         log.warning("what commit returned cannot be written as JSON: %s", error)
-        text = json.dumps({"version": VERSION, "result": None})
+        text = json.dumps({**document, "result": None})
     return to_batch(text)
 
 

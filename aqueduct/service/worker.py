@@ -18,13 +18,14 @@ import socket
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from aqueduct.address import Address
 from aqueduct.carriers.contract import Bound, Siblings
 from aqueduct.escaping import one_line
 from aqueduct.forks import own_socket
+from aqueduct.service.lifetime import unless
 from aqueduct.service.loader import load_service
 from aqueduct.service.signals import FORCE_SECONDS, ProcessDeadline, ServiceSignals, end_process
 
@@ -109,7 +110,10 @@ class _Worker:
         )
         with signals:
             serving = service.serving(*places, tls=tls, drain=self._seconds, origins=origins)
-            async with serving as running:
+            async with AsyncExitStack() as stack:
+                running = await unless(self._first, stack.enter_async_context(serving))
+                if running is None:  # told to end before it had begun
+                    return 0
                 self._running = running
                 signals.look = self._look
                 ready = {"addresses": running.addresses, "drain": self._seconds}

@@ -5,6 +5,7 @@ and syncs it; a commit syncs one small file that names those of its write, and r
 place in ``writes``. That rename is the moment: before it nobody reads any row of the write, after
 it everybody reads all of them. The same file is the note that the write is committed, so a
 repeated commit finds it and does nothing. One that overwrites names those whose place it takes.
+It holds what a writer gives with its commit, too, and tells it when the writer asks.
 
 Read by ``files(folder)`` or ``read(folder)``; from Spark, ``spark.read.parquet(*files(folder))``.
 Several processes may share the folder if its file system has ``flock``.
@@ -47,12 +48,14 @@ class ParquetSink:
         """A file of the attempt's own; nobody reads it before it is committed."""
         return ParquetAttempt(self, attempt, call.schema)
 
-    def commit(self, write_key: WriteKey, prepared: Sequence[PreparedAttempt]) -> dict[str, Any]:
-        """Makes the files of all of ``prepared`` visible in one stroke."""
+    def commit(
+        self, write_key: WriteKey, prepared: Sequence[PreparedAttempt], note: Any = None
+    ) -> dict[str, Any]:
+        """Makes the files of all of ``prepared`` visible in one stroke, and keeps ``note``."""
         with self.locked():
-            note = self.writes / f"{write_key.id}.json"
-            if note.exists():
-                return {"repeated": True, "rows": json.loads(note.read_text())["rows"]}
+            place = self.writes / f"{write_key.id}.json"
+            if place.exists():
+                return {"repeated": True, "rows": json.loads(place.read_text())["rows"]}
             names = []
             for each in prepared:
                 path = self.place(each.attempt)
@@ -72,14 +75,20 @@ class ParquetSink:
                 "write_key": write_key.key,
                 "rows": rows,
                 "files": names,
+                "note": note,
                 "replaces": sorted(there - gone),
             }
-            self.publish(note, json.dumps(content))
+            self.publish(place, json.dumps(content))
             for each in prepared:
                 self.place(each.attempt).with_suffix(".json").unlink(missing_ok=True)
             for former in gone:  # not those replaced now: somebody may be reading them
                 self.remove_files(former)
             return {"repeated": False, "rows": rows}
+
+    def committed(self, write_key: WriteKey) -> dict[str, Any] | None:
+        """What was given with a commit; None: it is not there."""
+        place = self.writes / f"{write_key.id}.json"
+        return {"note": json.loads(place.read_text()).get("note")} if place.exists() else None
 
     def publish(self, note: Path, content: str) -> None:
         """The moment of the commit: ``note`` is there as a whole or not at all."""

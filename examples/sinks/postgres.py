@@ -34,6 +34,7 @@ CREATE SCHEMA IF NOT EXISTS aqueduct;
 CREATE TABLE IF NOT EXISTS aqueduct.ledger (
     sink text, write_key text, rows bigint NOT NULL, at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (sink, write_key));
+ALTER TABLE aqueduct.ledger ADD COLUMN IF NOT EXISTS note text NOT NULL DEFAULT 'null';
 CREATE TABLE IF NOT EXISTS aqueduct.prepared (
     sink text, id text, attempt text NOT NULL, receipt text NOT NULL,
     at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (sink, id));
@@ -62,13 +63,15 @@ class PostgresSink:
         """A staging table of the attempt's own, in a transaction that is not committed yet."""
         return PostgresAttempt(self, attempt, call.schema)
 
-    def commit(self, write_key: WriteKey, prepared: Sequence[PreparedAttempt]) -> dict[str, Any]:
-        """Moves the rows of all of ``prepared`` into the table, in one transaction."""
+    def commit(
+        self, write_key: WriteKey, prepared: Sequence[PreparedAttempt], note: Any = None
+    ) -> dict[str, Any]:
+        """Moves the rows of all of ``prepared`` into the table, and ``note`` into the ledger."""
         with self.transaction() as cursor:
             cursor.execute(
-                "INSERT INTO aqueduct.ledger (sink, write_key, rows) VALUES ($1, $2, 0) "
+                "INSERT INTO aqueduct.ledger (sink, write_key, rows, note) VALUES ($1, $2, 0, $3) "
                 "ON CONFLICT DO NOTHING RETURNING write_key",
-                (self.table, write_key.key),
+                (self.table, write_key.key, json.dumps(note)),
             )
             if cursor.fetchone() is None:
                 return {"repeated": True, "rows": self.rows_of(cursor, write_key)}
@@ -82,6 +85,16 @@ class PostgresSink:
                 (self.table, write_key.key, rows),
             )
             return {"repeated": False, "rows": rows}
+
+    def committed(self, write_key: WriteKey) -> dict[str, Any] | None:
+        """What was given with a commit; None: it is not there."""
+        with self.transaction() as cursor:
+            cursor.execute(
+                "SELECT note FROM aqueduct.ledger WHERE sink = $1 AND write_key = $2",
+                (self.table, write_key.key),
+            )
+            found = cursor.fetchone()
+            return None if found is None else {"note": json.loads(found[0])}
 
     def move(self, cursor: Any, each: PreparedAttempt) -> int:
         """The rows of one attempt; how many there were. Raises if anything of it is missing."""

@@ -31,9 +31,11 @@ TRIPS = pa.schema([("id", pa.int64()), ("distance", pa.float64())])
 class MortalSink(ParquetSink):
     """Its service dies right after the first commit, before anybody hears that it is done."""
 
-    def commit(self, write_key: WriteKey, prepared: Sequence[PreparedAttempt]) -> dict[str, object]:
+    def commit(
+        self, write_key: WriteKey, prepared: Sequence[PreparedAttempt], note: object = None
+    ) -> dict[str, object]:
         """Commits, and dies the first time."""
-        result = super().commit(write_key, prepared)
+        result = super().commit(write_key, prepared, note)
         if not (self.folder / "died").exists():
             (self.folder / "died").touch()
             os._exit(1)

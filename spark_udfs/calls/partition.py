@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator
+from queue import SimpleQueue
 
 import pyarrow as pa
 
 from aqueduct.arrow.encode import Encoded
+from aqueduct.client.balancer import Balancer
+from aqueduct.client.retry import with_note
 from aqueduct.client.sync_stream import SyncStream
 from aqueduct.client.task_client import TaskClient
+from aqueduct.client.thread_balancer import balance
+from aqueduct.client.thread_call import News
 from aqueduct.client.unary_stub import StubCall, UnaryStub
 from aqueduct.errors import AqueductError, ConnectFailed
 from aqueduct.rpc.request import ONE_TO_ONE
-from spark_udfs.calls.balancer import Balancer
+from spark_udfs.calls.connector import TaskConnector
 from spark_udfs.calls.pool import CachedAccepted, PoolLease, process_pool
-from spark_udfs.calls.retry import with_note
 from spark_udfs.calls.spec import BatchAnswer, CallSpec, OnError, Opened
 from spark_udfs.worker.executor_socket import input_look
 from spark_udfs.worker.metrics import TaskMetrics
@@ -46,10 +50,17 @@ def run(
     """
     if calling.is_plain:
         return _one_call(calling, batches, schema, place, numbers, opened, held)
-    spread = Balancer(
-        calling, batches, schema=schema, place=place, numbers=numbers, opened=opened, held=held
+    news: News = SimpleQueue()
+    balancer = Balancer(
+        calling,
+        connector=TaskConnector(calling, schema=schema, place=place),
+        news=news,
+        numbers=numbers,
+        logger="spark_udfs",
+        opened=opened,
+        held=held,
     )
-    return spread.answers()
+    return balance(balancer, batches, news)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import difflib
 import time
 from typing import Final
 
+from aqueduct.client.retry import Backoff, may_pass
 from aqueduct.client.sync_client import SyncClient
 from aqueduct.errors import (
     AqueductError,
@@ -18,7 +19,6 @@ from aqueduct.errors import (
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.rpc.table_scan import ANSWER, PLAN, Limit, Offset, ScanPlan, ScanRequest
 from spark_udfs.calls.pool import process_pool
-from spark_udfs.calls.retry import Backoff, may_pass
 from spark_udfs.datasource.options import Settings
 
 __all__ = ["Limit", "Offset", "ask", "patience", "rest", "tries"]

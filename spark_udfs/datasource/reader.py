@@ -17,13 +17,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from aqueduct.arrow.schema import difference, shorten
+from aqueduct.client.retry import may_pass
 from aqueduct.errors import AqueductError, BadCall, ConfigError, SchemaMismatch
 from aqueduct.escaping import logger_of
 from aqueduct.rpc.filters import filters_to_json
 from aqueduct.rpc.request import Partition
 from aqueduct.rpc.table_scan import READ, READING, ScanPlan, ScanRead, ScanRequest
 from spark_udfs.calls.pool import process_pool
-from spark_udfs.calls.retry import may_pass
 from spark_udfs.calls.spec import CallSpec
 from spark_udfs.calls.telemetry import working
 from spark_udfs.datasource.options import Settings
@@ -221,7 +221,12 @@ def read_split(wanted: Wanted, split: Split) -> Iterator[pa.RecordBatch]:
     """
     place, numbers = here(), TaskMetrics()
     settings = wanted.settings
-    own = CallSpec(settings.addresses, settings.handler, wanted.given, headers=settings.headers)
+    own = CallSpec(
+        addresses=settings.addresses,
+        handler=settings.handler,
+        schema=wanted.given,
+        headers=settings.headers,
+    )
     # A source has no accumulator, as it is made where there is no session: its log tells instead.
     with working(
         own, tally=Tally(), trace=settings.trace, place=place, numbers=numbers, verb="read"

@@ -223,7 +223,12 @@ class Writing:
             task=place.task or 0,
         )
         rows: Iterator[pa.RecordBatch] = itertools.chain((first,), source)
-        own = CallSpec(settings.addresses, settings.handler, self.schema, headers=settings.headers)
+        own = CallSpec(
+            addresses=settings.addresses,
+            handler=settings.handler,
+            schema=self.schema,
+            headers=settings.headers,
+        )
         rows, schema = retold(rows, first.schema, self.rows)
         del first
         try:

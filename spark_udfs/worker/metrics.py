@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+from aqueduct.client.call_metrics import CallMetrics
 
 __all__ = ["Tally", "TaskMetrics", "Total"]
 
@@ -28,51 +26,21 @@ MiB: Final = 1 << 20
 
 
 @dataclass(slots=True)
-class TaskMetrics:
-    """Counted by one task, of one partition. Bytes are those of encoded batches."""
-
-    batches_sent: int = 0
-    batches_received: int = 0
-    rows_sent: int = 0
-    rows_received: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    waiting_seconds: float = 0.0
-    """For the service: neither an answer nor room to send."""
-    retries: int = 0
-    """Calls made again after one that broke."""
-    reconnects: int = 0
-    """Connections made after the first of each address."""
-    resumes: int = 0
-    """Cuts after which a connection went on with its calls (``?resume=`` of the address)."""
-    failed_batches: int = 0
-    """Answered with a failure that the job tolerates (``on_error``)."""
-
-    def counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """``batches``, counted as they are sent."""
-        for batch in batches:
-            self.batches_sent += 1
-            self.rows_sent += batch.num_rows
-            yield batch
-
-    def moved(self, sent: int, received: int, waited: float) -> None:
-        """Adds the bytes of a call, and the seconds that it waited."""
-        self.bytes_sent += sent
-        self.bytes_received += received
-        self.waiting_seconds += waited
+class TaskMetrics(CallMetrics):
+    """Counted by one task, of one partition."""
 
 
 @dataclass(slots=True)
-class Total(TaskMetrics):
+class Total(CallMetrics):
     """The sum of the numbers of tasks."""
 
     tasks: int = 0
     """How many were added."""
 
-    def __add__(self, other: TaskMetrics) -> Total:
+    def __add__(self, other: CallMetrics) -> Total:
         """A new sum; ``other`` without tasks of its own counts as one."""
         total = replace(self)
-        for field in fields(TaskMetrics):
+        for field in fields(CallMetrics):
             setattr(total, field.name, getattr(self, field.name) + getattr(other, field.name))
         total.tasks += other.tasks if isinstance(other, Total) else 1
         return total

@@ -50,8 +50,8 @@ def test_a_settlement_there_and_back(write_key: WriteKey, entries: list[tuple[in
         PreparedAttempt(Attempt(write_key, partition=number, task=7), receipt)
         for number, receipt in entries
     )
-    for execution in (None, "e"):
-        settlement = Settlement(write_key, prepared, execution)
+    for execution, note in ((None, None), ("e", {"at": 7})):
+        settlement = Settlement(write_key, prepared, execution, note)
         batch = to_batch(settlement.to_json())
         assert Settlement.from_json([batch], limit=LIMIT) == settlement
 

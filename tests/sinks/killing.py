@@ -44,6 +44,7 @@ ATTEMPT_STEPS = (
 COMMIT_STEPS = ("commit begins", "commit middle", "commit done", "commit ends", "answer leaves")
 ABORT_STEPS = ("abort begins", "abort ends")
 STEPS = (*ATTEMPT_STEPS, *COMMIT_STEPS, *ABORT_STEPS)
+CLAIM_STEPS = ("claim begins", "claim looks", "claim ends")
 
 
 class Plans:
@@ -53,12 +54,19 @@ class Plans:
         self.folder = folder
         self.next = folder / "next"
         self.log = folder / "killed"
+        self._lock = threading.Lock()
 
-    def set(self, step: str, victim: str = "service") -> None:
-        """For a test: the service, or its "client", dies when this step comes next."""
-        assert step in STEPS
+    def set(self, step: str, victim: str = "service", *, later: int = 0) -> None:
+        """For a test: the service, or its "client", dies when this step comes next.
+
+        ``later``: so many times it comes before without a death.
+        """
+        assert step in (*STEPS, *CLAIM_STEPS)
+        self._plan(step, victim, later)
+
+    def _plan(self, step: str, victim: str, later: int) -> None:
         draft = self.folder / "draft"
-        draft.write_text(f"{step}\n{victim}")
+        draft.write_text(f"{step}\n{victim}\n{later}")
         draft.replace(self.next)
 
     def clear(self) -> None:
@@ -69,13 +77,17 @@ class Plans:
 
     def at(self, step: str, client: int) -> None:
         """For the service: it has come to this step, in a call of this process."""
-        try:
-            wanted, victim = self.next.read_text().split("\n")
+        with self._lock:  # of two threads one finds it
+            try:
+                wanted, victim, later = self.next.read_text().split("\n")
+            except FileNotFoundError:
+                return
             if wanted != step:
                 return
-            self.next.unlink()  # of two threads one finds it
-        except FileNotFoundError:
-            return
+            if int(later):
+                self._plan(step, victim, int(later) - 1)
+                return
+            self.next.unlink()
         with self.log.open("a") as file:
             file.write(f"{step}\n")
         if victim == "client":
@@ -104,11 +116,17 @@ def deadly(made: type[Any], plans: Plans) -> type[Any]:
             plans.at("open ends", pid_of(call))
             return DeadlyAttempt(writer, plans, pid_of(call))
 
-        def commit(self, write_key: WriteKey, prepared: Sequence[PreparedAttempt]) -> Any:
+        def commit(
+            self, write_key: WriteKey, prepared: Sequence[PreparedAttempt], note: Any = None
+        ) -> Any:
             self.at("commit begins")
-            result = super().commit(write_key, prepared)
+            result = super().commit(write_key, prepared, note)
             self.at("commit ends")
             return result
+
+        def committed(self, write_key: WriteKey) -> Any:
+            self.at("claim looks")
+            return super().committed(write_key)
 
         def at(self, step: str) -> None:
             plans.at(step, self.settler)
@@ -168,7 +186,8 @@ def serve(address: str, plans: Plans, sink: Callable[[], Any]) -> None:
     service = aqueduct.Service("deadly", config=Config(timing=timing))
     made = sink()
     served = service.sink("sink", made, schema=IDS)
-    write, settle = served._write, {"commit": served._settle_commit, "abort": served._settle_abort}
+    write, claim = served._write, served._settle_claim
+    settle = {"commit": served._settle_commit, "abort": served._settle_abort}
 
     def wrote(batches: Any, call: Call) -> Any:
         for batch in write(batches, call):
@@ -184,6 +203,14 @@ def serve(address: str, plans: Plans, sink: Callable[[], Any]) -> None:
 
         return work
 
+    async def claiming(asked: Any, call: Call) -> Any:
+        made.settler = pid_of(call)
+        made.at("claim begins")
+        result = await claim(asked, call)
+        made.at("claim ends")
+        return result
+
+    served._settle_claim = claiming  # type: ignore[method-assign]
     service._handlers[WRITE + "sink"] = replace(service._handlers[WRITE + "sink"], function=wrote)
     served._settle_commit = settling("commit")  # type: ignore[method-assign]
     served._settle_abort = settling("abort")  # type: ignore[method-assign]

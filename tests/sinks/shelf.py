@@ -41,7 +41,7 @@ class Shelf:
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
         self.staged: dict[str, list[int]] = {}
-        self.committed: dict[str, list[int]] = {}
+        self.there: dict[str, list[int]] = {}
         self.left: list[tuple[PreparedAttempt, float]] = []
         self.aborted = threading.Event()
         self.fail: dict[str, Exception] = {}
@@ -66,12 +66,12 @@ class Shelf:
         self.note(
             "commit", write_key.key, [(p.attempt.partition, p.attempt.task) for p in prepared]
         )
-        if write_key.key in self.committed:
+        if write_key.key in self.there:
             return {"repeated": True}
         rows = [value for each in prepared for value in self.staged.pop(each.attempt.id)]
         if write_key.overwrite:
-            self.committed.clear()
-        self.committed[write_key.key] = rows
+            self.there.clear()
+        self.there[write_key.key] = rows
         return {"repeated": False, "rows": len(rows)}
 
     def abort(self, write_key: WriteKey, prepared: Sequence[PreparedAttempt]) -> None:
@@ -87,7 +87,7 @@ class Shelf:
 
     @property
     def rows(self) -> list[int]:
-        return sorted(value for values in self.committed.values() for value in values)
+        return sorted(value for values in self.there.values() for value in values)
 
     def asked_for(self, *names: str) -> list[tuple[Any, ...]]:
         return [each for each in self.asked if each[0] in names]
@@ -154,3 +154,23 @@ class AsyncBook:
     async def abort(self) -> None:
         await asyncio.sleep(0)
         self.book.abort()
+
+
+class NotedShelf(Shelf):
+    """The same with notes, as writers need it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: dict[str, Any] = {}
+
+    def commit(
+        self, write_key: WriteKey, prepared: Sequence[PreparedAttempt], note: Any = None
+    ) -> Any:
+        result = super().commit(write_key, prepared)
+        if result["repeated"] is False:
+            self.notes[write_key.key] = note
+        return result
+
+    def committed(self, write_key: WriteKey) -> Any:
+        self.note("committed", write_key.key)
+        return {"note": self.notes[write_key.key]} if write_key.key in self.there else None

@@ -11,7 +11,7 @@ import pytest
 
 from aqueduct.config import Config, Timing
 from aqueduct.errors import BadCall, Busy, ConnectFailed, ConnectionLost, Refused
-from spark_udfs.calls import endpoints
+from spark_udfs.calls import connector as endpoints
 from spark_udfs.worker.metrics import TaskMetrics
 from spark_udfs.worker.task import TaskContext
 from tests.spark.callees import (

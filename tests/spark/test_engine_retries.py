@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import aqueduct
 from aqueduct.client.loop_thread import LoopThread
+from aqueduct.client.retry import Backoff, may_pass, renumbered, with_note
 from aqueduct.config import Config, Timing
 from aqueduct.errors import (
     Busy,
@@ -25,7 +26,6 @@ from aqueduct.errors import (
 )
 from spark_udfs import exchange
 from spark_udfs.calls.pool import process_pool
-from spark_udfs.calls.retry import Backoff, may_pass, renumbered, with_note
 from spark_udfs.worker.metrics import TaskMetrics
 from spark_udfs.worker.task import TaskContext
 from tests.carriers.proxy import End, Fate, Proxy
