@@ -24,6 +24,7 @@ test: lint .venv/spark.jsa ## lint, and every test that is not long; about 12 mi
 
 test-long: setup ## the tests that are too long for every run, and `make pythons`
 	ci/env pytest -m long tests
+	ci/pandas.sh
 	ci/pythons.sh
 
 pythons:        ## most tests and a Spark job with other Pythons of Debian, as root; see ci/pythons.sh

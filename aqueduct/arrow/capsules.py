@@ -18,6 +18,7 @@ __all__ = [
     "ArrowArrayTable",
     "ArrowStreamTable",
     "as_batch",
+    "fitted",
     "has_batch",
     "has_stream",
     "open_reader",
@@ -41,6 +42,10 @@ class ArrowArrayTable(Protocol):
         """PyCapsules of an ArrowSchema and an ArrowArray."""
 
 
+_FAMILIES: Final = (
+    frozenset({pa.string(), pa.large_string(), pa.string_view()}),
+    frozenset({pa.binary(), pa.large_binary(), pa.binary_view()}),
+)
 _IN_MEMORY: Final = (pa.RecordBatch, pa.Table)
 
 
@@ -110,6 +115,60 @@ def whole(schema: pa.Schema, batches: list[pa.RecordBatch], *, where: str) -> pa
         raise LocalProtocolError(
             f"{where}: its {len(batches)} batches cannot be put together ({error})"
         ) from error
+
+
+def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch of another library in the layout of ``schema``, if that alone makes a difference.
+
+    Each library has a layout of its own for text, bytes and lists: with views, with offsets of 32
+    or of 64 bits. What differs otherwise is left as it is.
+    """
+    found = batch.schema
+    if found.equals(schema) or found.names != schema.names:
+        return batch
+    if not all(_alike(one.type, other.type) for one, other in zip(found, schema, strict=True)):
+        return batch
+    try:
+        columns = [
+            column if field.type == column.type else column.cast(field.type)
+            for column, field in zip(batch.columns, schema, strict=True)
+        ]
+    except pa.ArrowException:
+        return batch
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _alike(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether two types have the same values, in whatever layout."""
+    types = pa.types
+    if one == other:
+        return True
+    for family in _FAMILIES:
+        if one in family:
+            return other in family
+    if _is_list(one) and _is_list(other):
+        return _alike(one.value_type, other.value_type)
+    if types.is_dictionary(one) and types.is_dictionary(other):
+        return _alike(one.value_type, other.value_type)
+    if types.is_struct(one) and types.is_struct(other):
+        fields, others = list(one), list(other)
+        return [each.name for each in fields] == [each.name for each in others] and all(
+            _alike(each.type, wanted.type) for each, wanted in zip(fields, others, strict=True)
+        )
+    return False
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return any(
+        test(kind)
+        for test in (
+            types.is_list,
+            types.is_large_list,
+            types.is_list_view,
+            types.is_large_list_view,
+        )
+    )
 
 
 def _wanted(given: Any) -> str:

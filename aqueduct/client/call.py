@@ -20,7 +20,7 @@ import pyarrow as pa
 from aqueduct._speedups.calls.batch_receiver import AnswerReceiver
 from aqueduct._speedups.calls.batch_sender import BatchSender, InFlightWindow
 from aqueduct._speedups.loop.waiter import Waiter
-from aqueduct.arrow.capsules import as_batch, has_batch, has_stream
+from aqueduct.arrow.capsules import as_batch, fitted, has_batch, has_stream
 from aqueduct.arrow.compression import compress
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
@@ -679,11 +679,11 @@ class Batches:
         elif hasattr(batches, "__aiter__"):
             pass
         elif has_stream(batches):
-            batches = StreamReader(batches, where=where)
+            batches = StreamReader(batches, where=where, schema=schema)
             if schema is None:
                 schema = batches.open()
         elif has_batch(batches):
-            batches = (as_batch(batches, where=where),)
+            batches = (batches,)  # as one of a list
         if schema is None and isinstance(batches, (list, tuple)) and batches:
             # What is made of another library's table here, is made again when its turn has come.
             schema = as_batch(batches[0], where=where).schema
@@ -711,7 +711,7 @@ class Batches:
         Raises WrongType, SchemaMismatch, LocalProtocolError and BatchTooLarge.
         """
         if not isinstance(batch, pa.RecordBatch) and has_batch(batch):
-            batch = as_batch(batch, where=self._where)
+            batch = fitted(as_batch(batch, where=self._where), self.schema)
         encoded = self.encoder.encode(batch)
         if encoded.size > self.limit:
             raise BatchTooLarge(

@@ -304,7 +304,7 @@ class Client(AsyncClosing):
     def _stream(self, kind: Kind, handler: str, batches: Any, options: CallOptions) -> Stream:
         self.connection.check_here()
         prepare = partial(self._prepare, kind, handler)
-        if opens_slowly(batches):
+        if opens_slowly(batches, options.schema):
             # What is wrong with the arguments is said at once.
             options.head(kind, handler, NO_COLUMNS, self.token, self.compression).encode()
             late = OpeningCall(batches, options, prepare, peer=self.address, handler=handler)

@@ -22,10 +22,13 @@ NO_COLUMNS: Final = pa.schema([])
 """In place of a schema that is not known yet."""
 
 
-def opens_slowly(batches: Any) -> bool:
-    """Whether the schema of ``batches`` is to be waited for, and perhaps each batch, too."""
+def opens_slowly(batches: Any, schema: pa.Schema | None) -> bool:
+    """Whether the schema of ``batches`` is to be waited for, and perhaps each batch, too.
+
+    ``schema``: the one that was given.
+    """
     if hasattr(batches, "__aiter__"):
-        return isinstance(batches, Stream)
+        return schema is None and isinstance(batches, Stream)
     return has_stream(batches)
 
 
@@ -43,7 +46,9 @@ class OpeningCall:
     ) -> None:
         """``prepare`` is given the opened input, and the options with its schema."""
         where = f"the input of handler {handler!r}"
-        self._input = batches if isinstance(batches, Stream) else StreamInput(batches, where=where)
+        self._input: Any = batches
+        if not isinstance(batches, Stream):
+            self._input = StreamInput(batches, where=where, schema=options.schema)
         self._options = options
         self._prepare = prepare
         self._peer = peer

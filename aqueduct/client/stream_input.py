@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from aqueduct.arrow.capsules import as_batch, open_reader
+from aqueduct.arrow.capsules import as_batch, fitted, open_reader
 from aqueduct.errors import LocalProtocolError
 from aqueduct.rpc.threads import Job
 
@@ -25,10 +25,11 @@ T = TypeVar("T")
 class StreamReader:
     """The batches of one stream: an iterator. It may be closed in any thread, at any time."""
 
-    def __init__(self, given: Any, *, where: str) -> None:
-        """``where`` begins errors."""
+    def __init__(self, given: Any, *, where: str, schema: pa.Schema | None = None) -> None:
+        """``where`` begins errors. ``schema``: in whose layout batches are wanted."""
         self._given: Any = given
         self._where = where
+        self._schema = schema
         self._lock = threading.Lock()
         # Under the lock.
         self._reader: pa.RecordBatchReader | None = None
@@ -97,7 +98,8 @@ class StreamReader:
 
     def _read(self) -> pa.RecordBatch | None:
         try:
-            return self._opened().read_next_batch()
+            batch = self._opened().read_next_batch()
+            return batch if self._schema is None else fitted(batch, self._schema)
         except StopIteration:
             return None
         except Exception as error:
@@ -108,9 +110,9 @@ class StreamReader:
 class StreamInput:
     """The batches of one stream: an async iterator, for one task. Each is read in a thread."""
 
-    def __init__(self, given: Any, *, where: str) -> None:
-        """``where`` begins errors."""
-        self._reader = StreamReader(given, where=where)
+    def __init__(self, given: Any, *, where: str, schema: pa.Schema | None = None) -> None:
+        """The arguments are those of a StreamReader."""
+        self._reader = StreamReader(given, where=where, schema=schema)
 
     async def opened(self) -> pa.Schema:
         """Opens the stream; returns the schema of its batches, as ``StreamReader.open`` does."""

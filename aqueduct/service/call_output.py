@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from aqueduct._speedups.calls.batch_outputs import OutputSender
 from aqueduct._speedups.calls.batch_receiver import InputReceiver
-from aqueduct.arrow.capsules import as_batch, has_batch
+from aqueduct.arrow.capsules import as_batch, fitted, has_batch
 from aqueduct.arrow.compression import compress
 from aqueduct.arrow.encode import Encoded
 from aqueduct.endpoint.accounts import LARGE, Reservation
@@ -230,9 +230,11 @@ class CallOutput:
             detail = f"a pyarrow.RecordBatch is wanted, got {type(made).__name__}"
             raise HandlerFailed(f"{where}: {detail}", kind="TypeError", detail=detail)
         try:
-            return as_batch(made, where=where)
+            batch = as_batch(made, where=where)
         except AqueductError as error:
             raise HandlerFailed(f"{error}", kind="TypeError", detail=f"{error}") from error
+        wanted = getattr(self.encoder, "schema", None)
+        return fitted(batch, wanted) if isinstance(wanted, pa.Schema) else batch
 
     def slow(self, batch: Any) -> bool:
         """Whether ``encode`` may take milliseconds: it then belongs in a thread."""

@@ -355,6 +355,36 @@ async def test_an_index_of_pandas_comes_back(client: Client) -> None:
     assert found["word"].tolist()[0] == "one"
 
 
+WANTED = pa.schema(
+    [
+        ("text", pa.string()),
+        ("bytes", pa.large_binary()),
+        ("list", pa.list_(pa.int64())),
+        ("texts", pa.list_(pa.string())),
+        ("struct", pa.struct([("a", pa.int64()), ("b", pa.string())])),
+    ]
+)
+
+
+async def test_a_frame_takes_on_the_layout_that_is_asked_for(
+    client: Client, syncly: SyncClient
+) -> None:
+    frame = pl.DataFrame({name: TYPES[name] for name in WANTED.names})
+    given: tuple[Any, ...] = (frame, [frame], iter([frame]))
+    for each in given:
+        found = await client.exchange("echo", each, schema=WANTED).read_all()
+        assert found.schema == WANTED
+        assert rows(found) == frame.to_dict(as_series=False)
+    assert syncly.exchange("echo", frame, schema=WANTED).read_all().schema == WANTED
+    batch = pa.record_batch(found.to_batches()[0])
+    made = await client.exchange("polars", batch).read_all()  # the handler's views, too
+    assert made.schema == WANTED
+    assert made == found
+    other = pa.schema([WANTED.field(0).with_type(pa.int32()), *list(WANTED)[1:]])
+    with pytest.raises(SchemaMismatch, match="'text'"):
+        await client.exchange("echo", frame, schema=other).read_all()
+
+
 # ------------------------------------------------------- threads, and the end of streams
 
 
