@@ -50,7 +50,8 @@ async def with_polars(address: str) -> dict[str, int]:
     flights = pl.DataFrame({"carrier": ["A", "B", "A", "A"], "delay": [95, 10, 99, 0]})
     async with await aqueduct.Client.connect(address) as client:
         stream = client.exchange("rate", flights)
-        print("the answers have", (await stream.opened()).names)
+        schema: Any = await stream.opened()
+        print("the answers have", schema.names)
         rated = await stream.to_polars()
     late = rated.group_by("carrier").agg(pl.col("late").sum()).sort("carrier")
     return dict(late.iter_rows())
