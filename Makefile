@@ -8,8 +8,8 @@ PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 CYTHON := $(wildcard aqueduct/_speedups/*/*.pyx aqueduct/_speedups/*/*.pxd)
 COMPILED := $(patsubst %.pyi,%,$(subst /,.,$(wildcard aqueduct/_speedups/*/*.pyi)))
 
-.PHONY: help demo test test-long pythons fuzz requirements sabotage profiled \
-	bench bench-spark bench-check wheel wheels lint format setup clean
+.PHONY: help demo test test-long pysparks pythons fuzz requirements sabotage profiled \
+	bench bench-spark bench-check wheel wheels lint lint-types lint-stubs format setup clean
 
 help:           ## these lines
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | expand -t 14
@@ -22,10 +22,15 @@ demo: setup     ## a service scores flights inside Spark; SCHEME=tls, tcp or uni
 test: lint .venv/spark.jsa ## lint, and every test that is not long; about 12 minutes
 	$(PYTEST) -m "not long" tests
 
-test-long: setup ## the tests that are too long for every run, and `make pythons`
+test-long: setup ## long tests, more examples of others, `make pysparks`, `make pythons`
 	ci/env pytest -m long tests
 	ci/pandas.sh
+	AQUEDUCT_EXAMPLES=400 $(PYTEST) -m "hypothesis and not long" tests/arrow
+	ci/pyspark_versions.sh
 	ci/pythons.sh
+
+pysparks: setup ## a job of each kind with PySpark 4.0, 4.1, 4.2 and 4.3
+	ci/pyspark_versions.sh
 
 pythons:        ## most tests and a Spark job with other Pythons of Debian, as root; see ci/pythons.sh
 	ci/pythons.sh
@@ -39,10 +44,14 @@ sabotage: setup ## the core made wrong, a line at a time: tests must notice; ONL
 fuzz: setup     ## atheris, SECONDS=60; TARGET: one of TARGETS in tests/fuzz/__main__.py
 	ci/fuzz.sh run $(or $(SECONDS),60) $(TARGET)
 
-lint: setup     ## ruff, mypy, cython-lint, and the stubs against the compiled modules
+lint: lint-types lint-stubs ## ruff, mypy, cython-lint, and the stubs against the compiled modules
+
+lint-types: setup
 	ruff check --no-cache
 	ruff format --check
 	mypy
+
+lint-stubs: setup
 	cython-lint aqueduct
 	stubtest --concise --mypy-config-file pyproject.toml $(COMPILED)
 

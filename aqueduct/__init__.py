@@ -9,6 +9,7 @@
   which need no Arrow. See ``aqueduct.endpoint``.
 - ``aqueduct.bpmux``: requests, sinks and streams over TCP or Unix sockets, without Aqueduct.
 - ``aqueduct.relink``: messages and transactions over links that survive cut connections.
+- ``aqueduct.testing``: services and clients in tests.
 
 The modules named here need no import of their own: ``aqueduct.errors.Busy``.
 """
@@ -31,11 +32,15 @@ if TYPE_CHECKING:
     from aqueduct import relink as relink
     from aqueduct import rpc as rpc
     from aqueduct import service as service
+    from aqueduct import testing as testing
     from aqueduct.carriers.certificates import ClientTls, ServerTls, dev_certificate
     from aqueduct.client.client import Client
+    from aqueduct.client.endpoint_set import EndpointState
     from aqueduct.client.stream import Stream
     from aqueduct.client.sync_client import SyncClient
     from aqueduct.client.sync_stream import SyncStream
+    from aqueduct.client.sync_writer import SyncWriter
+    from aqueduct.client.writer import Writer
     from aqueduct.config import Config
     from aqueduct.endpoint.channel import Message, Mode, Receiver, Sender, channel
     from aqueduct.endpoint.connection import Connection
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
     from aqueduct.rpc.describe import Description
     from aqueduct.rpc.request import Partition
     from aqueduct.rpc.telemetry import OpenTelemetry
+    from aqueduct.service.batching import Batching, CallRows
     from aqueduct.service.context import Call
     from aqueduct.service.json_web_token import Jwt
     from aqueduct.service.service import Service
@@ -51,12 +57,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AqueductError",
+    "Batching",
     "Call",
+    "CallRows",
     "Client",
     "ClientTls",
     "Config",
     "Connection",
     "Description",
+    "EndpointState",
     "Jwt",
     "Message",
     "Mode",
@@ -70,7 +79,9 @@ __all__ = [
     "Stream",
     "SyncClient",
     "SyncStream",
+    "SyncWriter",
     "TokenFile",
+    "Writer",
     "channel",
     "connect",
     "dev_certificate",
@@ -80,12 +91,15 @@ __all__ = [
 # Loaded on first use: those who want the channels alone, or one command, wait for no pyarrow.
 _MODULES: Final = {
     "AqueductError": "aqueduct.errors",
+    "Batching": "aqueduct.service.batching",
     "Call": "aqueduct.service.context",
+    "CallRows": "aqueduct.service.batching",
     "Client": "aqueduct.client.client",
     "ClientTls": "aqueduct.carriers.certificates",
     "Config": "aqueduct.config",
     "Connection": "aqueduct.endpoint.connection",
     "Description": "aqueduct.rpc.describe",
+    "EndpointState": "aqueduct.client.endpoint_set",
     "Jwt": "aqueduct.service.json_web_token",
     "Message": "aqueduct.endpoint.channel",
     "Mode": "aqueduct.endpoint.channel",
@@ -99,7 +113,9 @@ _MODULES: Final = {
     "Stream": "aqueduct.client.stream",
     "SyncClient": "aqueduct.client.sync_client",
     "SyncStream": "aqueduct.client.sync_stream",
+    "SyncWriter": "aqueduct.client.sync_writer",
     "TokenFile": "aqueduct.service.token_file",
+    "Writer": "aqueduct.client.writer",
     "channel": "aqueduct.endpoint.channel",
     "connect": "aqueduct.endpoint.server",
     "dev_certificate": "aqueduct.carriers.certificates",
@@ -119,6 +135,7 @@ _SUBMODULES: Final = (
     "relink",
     "rpc",
     "service",
+    "testing",
 )
 """Those that are documented: ``aqueduct.errors`` needs no import of its own."""
 

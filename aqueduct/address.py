@@ -23,6 +23,9 @@ Of ``aqueduct+tls://`` and ``aqueduct+tcp://``: ``resume=DURATION``, such as ``6
 that breaks is made again, and its calls go on, if that succeeds within so long. ``resume=require``
 is the same for 60 s, and a peer that cannot do it is an error; ``resume=require,5min`` has both.
 
+Of these and ``aqueduct://``: ``resolve=DURATION``, such as ``30s``: a client takes all records of
+the name for addresses of the service, and resolves it again so often.
+
 Of those with ``aqueduct`` and ``memory``: ``compression=lz4`` or ``zstd``, which clients ask for in
 their calls; ``dialect=control-streams``: a client speaks the control-stream draft of the protocol,
 and a listener also serves clients that do.
@@ -40,7 +43,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, unquote_to_bytes, urlsplit
 
-from aqueduct.arguments import Kind, checked, duration, size, whole
+from aqueduct.arguments import Kind, above_zero, checked, duration, size, whole
 from aqueduct.config import COMPRESSIONS
 from aqueduct.errors import ConfigError
 
@@ -58,9 +61,9 @@ _CERTIFICATE: Final = _CHANNELS | _TLS
 DIALECT: Final = "control-streams"
 """The dialect of the protocol that an address may name beside Aqueduct itself."""
 _OPTIONS: Final = {
-    "aqueduct": _CERTIFICATE | {"datagram_size", "early_data"},
-    "aqueduct+tls": _CERTIFICATE | {"resume"},
-    "aqueduct+tcp": _CHANNELS | {"resume"},
+    "aqueduct": _CERTIFICATE | {"datagram_size", "early_data", "resolve"},
+    "aqueduct+tls": _CERTIFICATE | {"resolve", "resume"},
+    "aqueduct+tcp": _CHANNELS | {"resolve", "resume"},
     UNIX: _CHANNELS | {"mode"},
     "memory": _CHANNELS,
     f"{REACTIVE}tcp": frozenset(),
@@ -189,6 +192,12 @@ class Address:
         return None if text is None else _resumption(text)
 
     @property
+    def resolve(self) -> float | None:
+        """Seconds after which a client resolves the name again; None: it has one address."""
+        text = self.options.get("resolve")
+        return None if text is None else above_zero(text)
+
+    @property
     def control_streams(self) -> bool:
         """Whether the control-stream draft is spoken there, as ``dialect`` says."""
         return self.options.get("dialect") == DIALECT
@@ -249,6 +258,14 @@ def _check_options(text: str, options: dict[str, str]) -> None:
         kind = Kind("auto or 1200 to 16383 bytes", lambda given: whole(1200, 16383)(size(given)))
         found = kind.value(options["datagram_size"], f"{text!r}: datagram_size")
         options["datagram_size"] = str(found)
+    if "resolve" in options:
+        try:
+            above_zero(options["resolve"])
+        except (ValueError, TypeError):
+            raise ConfigError(
+                f"{text!r}: resolve is {options['resolve']!r}; it must be a duration above zero, "
+                "such as 30s"
+            ) from None
     if "resume" in options:
         try:
             _resumption(options["resume"])

@@ -403,6 +403,20 @@ def _address(given: Any) -> Any:
     return given if isinstance(given, str) else an_instance("aqueduct.address.Address")(given)
 
 
+def _addresses(given: Any) -> Any:
+    """An address, or several of them."""
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+        return tuple(map(_address, given))
+    return _address(given)
+
+
+def _service(given: Any) -> Any:
+    """An address, several of them, or a connection."""
+    if _is_one(given, "aqueduct.endpoint.connection.Connection"):
+        return given
+    return _addresses(given)
+
+
 def _listening(given: Any) -> Any:
     """An address, what was bound before, or several of them."""
     if isinstance(given, str):
@@ -484,6 +498,10 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
         # Where, and with what certificates.
         "address": Kind(_ADDRESSES, _address),
+        "client_service": Kind(
+            f"{_ADDRESSES}, a list of them, or an aqueduct.Connection", _service
+        ),
+        "client_address": Kind(f"{_ADDRESSES}, or a list of them", _addresses),
         "text": Kind(_ADDRESSES, any_text),
         "addresses": Kind(f"{_ADDRESSES}, or a list of them", _listening),
         "listening": Kind(f"{_ADDRESSES}, or what was bound", _listening_once),
@@ -548,12 +566,21 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "deadline": Kind(_DURATIONS, any_duration),  # a call says itself which it can keep
         "headers": Kind(_TEXT_TO_TEXT, _mapping),
         "write_key": KINDS["text"],
+        "ack_within": KINDS["duration"],
+        "on_ack": KINDS["function"],
         "attempt": KINDS["text"],
         "token": Kind("text or bytes", _text_or_bytes, secret=True),
         "partition": Kind("an aqueduct.Partition of whole numbers", _partition),
         "compression": KINDS["text"],
         "ordered": KINDS["flag"],
         "report_failures": KINDS["flag"],
+        "retries": KINDS["count or zero"],
+        "batch_deadline": KINDS["duration"],
+        "backoff": KINDS["duration"],
+        "backoff_limit": KINDS["duration"],
+        "hedge": KINDS["duration"],
+        "resolve": KINDS["duration"],
+        "resolver": KINDS["function"],
         "held": KINDS["function"],
         "ready": KINDS["function"],
         "callback": KINDS["function"],
@@ -573,6 +600,11 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "idempotent": KINDS["flag"],
         "drain": KINDS["duration or zero"],
         "time_to_live": KINDS["duration"],
+        # Tests.
+        "after": KINDS["size"],
+        "times": KINDS["count"],
+        "bytes_per_second": KINDS["size"],
+        "latency": KINDS["duration or zero"],
     }
 )
 """What each public argument must be, by its name."""

@@ -215,6 +215,12 @@ def _parser() -> argparse.ArgumentParser:
         help="of control-streams: the channel of a bidi-answer (none: the connection's own)",
     )
     dissection.add_argument(
+        "--header-blocks",
+        action="store_true",
+        default=None,
+        help="of control-streams: the messages are those of Arrow calls, which begin with headers",
+    )
+    dissection.add_argument(
         "--framing",
         metavar="FRAMING",
         help="of reactivesocket: tcp (the default), or message for one frame without its length",
@@ -351,6 +357,8 @@ def _describe(args: argparse.Namespace) -> int:
         properties: list[str] = [handler.kind]
         if handler.concurrency > 1:
             properties.append(f"concurrency {handler.concurrency}")
+        if handler.max_concurrency is not None:
+            properties.append(f"max_concurrency {handler.max_concurrency}")
         if handler.idempotent:
             properties.append("idempotent")
         say("")
@@ -460,6 +468,7 @@ def _wire(args: argparse.Namespace) -> int:
         "from": args.sender,
         "carrier": args.carrier,
         "channel": args.channel,
+        "header_blocks": args.header_blocks,
         "framing": args.framing,
         "what": args.what,
         "connector_id_size": connector,

@@ -654,13 +654,18 @@ class Calls:
     """What a service agrees to when a client asks for it; nothing is compressed by itself."""
     max_calls_process: Count = 1024
     """Calls open at once in a service; more are answered with `busy`."""
+    queue: Count = 1024
+    """Calls of one handler with ``max_concurrency`` that wait for their turn; more are answered
+    with `busy`. A call that has begun does not count: its later batches may wait too. 0: none."""
+    queue_deadline: Seconds = 600.0
+    """A call that has waited for its turn this long ends with `busy`."""
     work_threads: Count = 0
     """Threads of the process that encode and decode large batches, and read long schemas, beside
     the event loop. 0: one for each processor, from 2 to 8. Work above that waits for its turn. The
     largest value of the process's clients and services holds for all of them."""
 
     def __post_init__(self) -> None:
-        check_fields(self, zero_allowed=("small_bytes", "work_threads"))
+        check_fields(self, zero_allowed=("queue", "small_bytes", "work_threads"))
         for name in self.compressions:
             if name not in COMPRESSIONS:
                 raise ConfigError(
@@ -681,6 +686,14 @@ class Sinks:
     """The receipt of one attempt, as JSON."""
     document_bytes: Bytes = 64 * MiB
     """What one commit or abort says, as JSON: the receipts of all attempts of a write."""
+    note_bytes: Bytes = 64 * KiB
+    """The note of one commit of a writer, as JSON."""
+    writer_bytes: Bytes = 32 * MiB
+    """Batches of one writer that have no acknowledgement; ``write`` waits above it. One write may
+    be larger. Half of it goes with one attempt."""
+    writer_deadline: Seconds = 600.0
+    """For one attempt of a writer, and for a commit; a service that is gone is waited for as
+    long."""
     attempts: Count = 100_000
     """Attempts of one sink that are open, or prepared and not committed; more are answered with
     `busy`."""

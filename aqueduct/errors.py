@@ -20,6 +20,7 @@
     |   |-- ConnectFailed         it never came up: refused, unreachable, not Aqueduct, certificate
     |   `-- LinkLost              a link of Relink is lost; .unconsumed and .unconfirmed
     |-- ReactiveError         the peer answered a request of ReactiveSocket with an ERROR
+    |-- WriteLost             what a writer wrote since its last commit is not in the sink
     |-- Ended                 the peer ended a bpmux request, sink or stream, or a channel of Relink
     |-- ChannelError                        the end of one channel, sticky on its handle
     |   |-- Finished              everything was delivered and the sender finished
@@ -81,6 +82,7 @@ __all__ = [
     "StartFailed",
     "UnknownHandler",
     "VersionError",
+    "WriteLost",
     "WrongType",
 ]
 
@@ -255,6 +257,14 @@ class ReactiveError(AqueductError):
         self.data = data
 
 
+class WriteLost(AqueductError):
+    """What a writer wrote since its last commit is not in the sink, and nobody will commit it.
+
+    The sink has refused the commit, or another writer has its key. What was committed before is
+    there. Open another writer with the same key, and write again from its ``committed.note`` on.
+    """
+
+
 class Ended(AqueductError):
     """The peer ended a request, a sink or a stream of ``aqueduct.bpmux``.
 
@@ -371,16 +381,24 @@ class Busy(CallError):
 class Refused(CallError):
     """The service refused the call: a token it does not accept, or it is ``draining``.
 
-    A service that drains takes no new calls; another one, or the same after its restart, may.
+    A service that drains takes no new calls; another one, or the same after its restart, may. A
+    call is ``untouched`` if no handler was given anything of it.
     """
 
     status = "refused"
 
     def __init__(
-        self, message: str, *, peer: str = "", handler: str = "", draining: bool = False
+        self,
+        message: str,
+        *,
+        peer: str = "",
+        handler: str = "",
+        draining: bool = False,
+        untouched: bool = False,
     ) -> None:
         super().__init__(message, peer=peer, handler=handler)
         self.draining = draining
+        self.untouched = untouched
 
 
 class BatchTooLarge(CallError):

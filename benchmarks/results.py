@@ -56,6 +56,7 @@ UNITS: Final = {
     "channel_core_us": "without the collector",
     "job_s": "s, the whole job",
     "requests_s": "requests/s",
+    "rows_s": "rows/s",
     "request_cpu_us": "CPU us a request, both sides",
     "item_us": "us an item",
     "item_cpu_us": "CPU us an item, both sides",
@@ -71,7 +72,7 @@ UNITS: Final = {
 MORE_IS_BETTER: Final = frozenset(
     {
         "mib_s", "encoded_s", "decoded_s", "encoded_headers_s", "decoded_headers_s", "ops_s",
-        "messages_s", "messages_cpu_s", "channels_s", "requests_s",
+        "messages_s", "messages_cpu_s", "channels_s", "requests_s", "rows_s",
     }
 )  # fmt: skip
 

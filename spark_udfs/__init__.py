@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from spark_udfs.files.exchange import exchange_files, send_files
     from spark_udfs.files.listing import list_files
     from spark_udfs.functions.groups import exchange_by_key, exchange_grouped
+    from spark_udfs.functions.tables import exchange_table
 
 __all__ = [
     "exchange",
@@ -23,6 +24,7 @@ __all__ = [
     "exchange_files",
     "exchange_grouped",
     "exchange_pandas",
+    "exchange_table",
     "list_files",
     "register",
     "send_files",
@@ -34,6 +36,7 @@ _LATER: Final = {
     "exchange_by_key": "spark_udfs.functions.groups",
     "exchange_files": "spark_udfs.files.exchange",
     "exchange_grouped": "spark_udfs.functions.groups",
+    "exchange_table": "spark_udfs.functions.tables",
     "list_files": "spark_udfs.files.listing",
     "send_files": "spark_udfs.files.exchange",
 }

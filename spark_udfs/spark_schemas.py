@@ -142,9 +142,10 @@ def arrow_of(
 
 
 def _arrow_field(field: StructField, zone: str, large: bool, calendar: bool) -> pa.Field:
-    from pyspark.sql.pandas.types import to_arrow_metadata
+    from pyspark.sql.pandas import types as pandas
 
-    metadata = {**(to_arrow_metadata(field.metadata) or {}), **_tags(field.dataType)}
+    described: Any = getattr(pandas, "to_arrow_metadata", lambda given: {})  # since PySpark 4.2
+    metadata = {**(described(field.metadata) or {}), **_tags(field.dataType)}
     try:
         kind = _arrow_type(field.dataType, zone, large, calendar)
     except NoTypeError as error:
@@ -173,10 +174,12 @@ def _arrow_type(kind: DataType, zone: str, large: bool, calendar: bool = False) 
         return pa.map_(key, inner("value", kind.valueType, kind.valueContainsNull))
     if isinstance(kind, spark.CalendarIntervalType) and calendar:
         return pa.month_day_nano_interval()
+    if isinstance(kind, spark.TimestampType):
+        return pa.timestamp("us", zone)  # PySpark 4.1 and older take no zone
     if isinstance(kind, spark.CharType | spark.VarcharType):
         return pa.large_string() if large else pa.string()
     try:
-        return to_arrow_type(kind, timezone=zone, prefers_large_types=large)
+        return to_arrow_type(kind, prefers_large_types=large)
     except PySparkException:
         raise NoTypeError(kind.simpleString(), _advice(kind)) from None
 

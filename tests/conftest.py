@@ -6,7 +6,7 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 # Spark's workers run the interpreter of the tests, whatever `python3` is.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -112,8 +113,13 @@ def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps what ``--requirement`` names; gives the slow tests a longer time limit."""
+    """Keeps what ``--requirement`` names; gives the slow tests a longer time limit.
+
+    Tests of the project as a whole come first: some build or run all of it, and no other worker
+    is to wait for them at the end.
+    """
     _select(config, items)
+    items.sort(key=lambda item: "/" in item.nodeid.removeprefix("tests/"))
     for item in items:
         if item.get_closest_marker("timeout") is None:
             if item.get_closest_marker("long") is not None:
@@ -142,12 +148,17 @@ def pytest_collection_finish() -> None:
 SPARK_USERS = frozenset(
     f"test_{name}.py"
     for name in (
-        *("addresses", "arguments", "datasource_catalog", "datasource_read"),
+        *("addresses", "arguments", "awake", "datasource_catalog", "datasource_read"),
         *("casting", "datasource_stream", "datasource_tokens", "reactive_calls"),
         *("datasource_write", "files", "frames", "groups", "options"),
     )
 )
 """Files, beside `test_spark_*`, with tests that take the fixture `spark`."""
+
+SHARING = frozenset(("test_cli.py", "test_network_breaks.py", "test_sabotage.py"))
+"""Files whose tests share what takes seconds to make. So do those of ``tests/sinks`` (a database)
+and ``tests/examples`` (compiled classes).
+"""
 
 
 def _scope(nodeid: str) -> str:
@@ -160,12 +171,44 @@ def _scope(nodeid: str) -> str:
         return "the first Spark session"
     if "spark/" in path and name in SPARK_USERS:
         return "the second Spark session"
-    return path if "spark/" in path else nodeid
+    folder = path.removesuffix("/" + name).rpartition("/")[2]
+    if folder == "sinks":
+        return "the database"
+    return path if folder in ("spark", "examples") or name in SHARING else nodeid
+
+
+class _Scheduling(LoadScopeScheduling):
+    """Sends tests to workers by scope, the largest scopes first, whatever `--dist` says.
+
+    Nearly all of the thousands of scopes have one test. The class beneath looks through all tests
+    for the place of one, and through all scopes that a worker ever had after each test.
+    """
+
+    places: Mapping[str, int] | None = None
+    """Where a worker has a test: the same for all, which `schedule` makes sure of."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _scope(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if self.places is None:
+            collection = self.registered_collections[node]
+            self.places = {nodeid: place for place, nodeid in enumerate(collection)}
+        scope, unit = self.workqueue.popitem(last=False)
+        self.assigned_work[node][scope] = unit
+        node.send_runtest_some([self.places[nodeid] for nodeid, done in unit.items() if not done])
+
+    def mark_test_complete(
+        self, node: WorkerController, item_index: int, duration: float = 0
+    ) -> None:
+        """Forgets a scope with its last test."""
+        super().mark_test_complete(node, item_index, duration)
+        scope, units = _scope(self.registered_collections[node][item_index]), self.assigned_work
+        if node in units and all(units[node][scope].values()):
+            del units[node][scope]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Sends tests to workers by scope, the largest scopes first, whatever `--dist` says."""
-    scheduler = LoadScopeScheduling(config, log)
-    scheduler._split_scope = _scope
-    return scheduler
+    """Has tests sent to workers by scope."""
+    return _Scheduling(config, log)

@@ -110,7 +110,10 @@ def test_what_is_understood(
         ("aqueduct+tcp://h?verify=off", "unknown option 'verify'; known here: compression"),
         (
             "aqueduct+tls://h?datagram_size=1200",
-            "known here: ca, compression, dialect, fingerprint, resume, server_name, verify",
+            (
+                "known here: ca, compression, dialect, fingerprint, resolve, resume, "
+                "server_name, verify"
+            ),
         ),
         ("aqueduct+tls://h?verify=no", "it must be on or off"),
         ("aqueduct+tls://h?verify=off&verify=off", "given twice"),

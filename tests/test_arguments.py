@@ -277,7 +277,10 @@ PUBLIC: list[Any] = [
 ]
 UNCHECKED = {
     # They are looked at together, by make_handler, make_table and Sink, which name the handler.
-    "Service.handler": {"name", "input", "output", "kind", "concurrency", "max_calls"},
+    "Service.handler": {
+        *("name", "input", "output", "kind", "concurrency", "max_calls"),
+        *("max_concurrency", "queue", "batch", "numpy"),
+    },
     "Service.sink": {"name", "sink", "schema"},
     "Service.table": {"name", "table", "schema", "splits", "filters", "max_calls"},
     "Service": {"name"},
@@ -286,8 +289,7 @@ UNCHECKED = {
     "SyncClient.call_table": None,
     # They are not for users.
     **dict.fromkeys(("EntityHandle.ended", "EntityHandle.ponged", "BpmuxStream.arrived"), None),
-    **dict.fromkeys(("Client.begin", "Client.ask", "Client.unary_call", "Client.agreed"), None),
-    "Client": {"connection", "address"},
+    "Client.over": None,
 }
 INNER = (
     *(aqueduct.Connection, bpmux.BpmuxConnection, bpmux.BpmuxServer),

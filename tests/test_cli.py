@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -66,6 +66,21 @@ async def drop(batches):
 
 COMMAND = [sys.executable, "-m", "aqueduct.cli"]
 
+# Each in a process forked from one that has imported everything, which is most of their time.
+EACH = """
+import json, os, sys
+import aqueduct.cli
+
+for place, (arguments, variables) in enumerate(json.loads(sys.argv[1])):
+    if not (child := os.fork()):
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{place}.{name}", os.O_WRONLY | os.O_CREAT), number)
+        os.environ.update(variables)
+        sys.argv = ["aqueduct", *arguments]
+        sys.exit(aqueduct.cli.main())
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
 
 def environment(**more: str) -> dict[str, str]:
     """The package under test, whatever directory the command runs in."""
@@ -85,11 +100,40 @@ def run(*arguments: str, cwd: Path | None = None, **more: str) -> subprocess.Com
     )
 
 
+def with_apps(folder: Path) -> Path:
+    (folder / "app.py").write_text(APP)
+    (folder / "broken.py").write_text("raise RuntimeError('no such\\nlicence')\n")
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "app.py").write_text(APP)
-    (tmp_path / "broken.py").write_text("raise RuntimeError('no such\\nlicence')\n")
-    return tmp_path
+    return with_apps(tmp_path)
+
+
+def run_each(
+    folder: Path, commands: Sequence[tuple[Sequence[str], dict[str, str]]]
+) -> list[subprocess.CompletedProcess[str]]:
+    """What commands come to, each with its arguments and environment, in a process of its own."""
+    ended = subprocess.run(
+        [sys.executable, "-c", EACH, json.dumps(commands)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=environment(),
+        timeout=100,
+        check=True,
+    )
+    return [
+        subprocess.CompletedProcess(
+            arguments,
+            int(status),
+            *((folder / f"{place}.{name}").read_text() for name in ("out", "err")),
+        )
+        for place, ((arguments, _), status) in enumerate(
+            zip(commands, ended.stdout.split(), strict=True)
+        )
+    ]
 
 
 class Served:
@@ -350,34 +394,55 @@ def test_another_fingerprint_is_refused_and_named(folder: Path):
 LISTEN = ["--listen", "aqueduct://127.0.0.1:0"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["serve", "app", *LISTEN, "--dev-certificate"], "MODULE:SERVICE"),
-        (["serve", "missing:service", *LISTEN, "--dev-certificate"], "No module named 'missing'"),
-        (
-            ["serve", "broken:service", *LISTEN, "--dev-certificate"],
-            "RuntimeError: no such licence",
-        ),
-        (["serve", "app:absent", *LISTEN, "--dev-certificate"], "its services: service"),
-        (["serve", "app:nothing", *LISTEN, "--dev-certificate"], "type int"),
-        (["serve", "app:service", "--listen", "http://x", "--dev-certificate"], "unknown scheme"),
-        (["serve", "app:service", *LISTEN, "--certificate", "no.pem", "--key", "no.pem"], "no.pem"),
-        (["describe", "nowhere"], "aqueduct://"),
-        (["ping", "aqueduct://127.0.0.1:9"], "127.0.0.1:9"),
-        (["ping", "aqueduct://no-such-host.invalid"], "no-such-host.invalid"),
-    ],
-)
-def test_a_failure_is_one_line_and_status_one(folder: Path, arguments: list[str], named: str):
-    done = run(*arguments, cwd=folder)
+FAILURES: list[tuple[list[str], str]] = [
+    (["serve", "app", *LISTEN, "--dev-certificate"], "MODULE:SERVICE"),
+    (["serve", "missing:service", *LISTEN, "--dev-certificate"], "No module named 'missing'"),
+    (
+        ["serve", "broken:service", *LISTEN, "--dev-certificate"],
+        "RuntimeError: no such licence",
+    ),
+    (["serve", "app:absent", *LISTEN, "--dev-certificate"], "its services: service"),
+    (["serve", "app:nothing", *LISTEN, "--dev-certificate"], "type int"),
+    (["serve", "app:service", "--listen", "http://x", "--dev-certificate"], "unknown scheme"),
+    (["serve", "app:service", *LISTEN, "--certificate", "no.pem", "--key", "no.pem"], "no.pem"),
+    (["describe", "nowhere"], "aqueduct://"),
+    (["ping", "aqueduct://127.0.0.1:9"], "127.0.0.1:9"),
+    (["ping", "aqueduct://no-such-host.invalid"], "no-such-host.invalid"),
+]
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> list[subprocess.CompletedProcess[str]]:
+    """Each of ``FAILURES``, and then each with a traceback."""
+    commands = [
+        (arguments, variables)
+        for variables in ({}, {"AQUEDUCT_DEBUG": "1"})
+        for arguments, _ in FAILURES
+    ]
+    return run_each(with_apps(tmp_path_factory.mktemp("failures")), commands)
+
+
+@pytest.mark.parametrize("number", range(len(FAILURES)))
+def test_a_failure_is_one_line_and_status_one(
+    failed: list[subprocess.CompletedProcess[str]], number: int
+):
+    arguments, named = FAILURES[number]
+    done, debug = failed[number], failed[len(FAILURES) + number]
+    assert done.args == debug.args == arguments
     assert done.returncode == 1
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith(f"aqueduct {arguments[0]}: ")
     assert named in done.stderr
-    debug = run(*arguments, cwd=folder, AQUEDUCT_DEBUG="1")
     assert debug.returncode == 1
     assert "Traceback (most recent call last)" in debug.stderr
+
+
+def test_a_failure_of_the_program_is_one_line_and_status_one(folder: Path):
+    done = run("serve", "broken:service", *LISTEN, "--dev-certificate", cwd=folder)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("aqueduct serve: cannot import 'broken'")
+    assert done.stderr.endswith("RuntimeError: no such licence\n") and done.stderr.count("\n") == 1
 
 
 def test_an_address_that_is_taken_is_named(folder: Path):
@@ -389,38 +454,55 @@ def test_an_address_that_is_taken_is_named(folder: Path):
         assert taken.rpartition(":")[2] in done.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments",
+WRONG_USAGE: list[list[str]] = [
+    [],
+    ["dance"],
+    ["serve", "app:service"],
+    ["serve", "app:service", "--dev-certificate"],
+    ["serve", "app:service", *LISTEN],
+    ["serve", "app:service", *LISTEN, "--certificate", "a"],
+    ["serve", "app:service", *LISTEN, "--key", "a", "--dev-certificate"],
+    ["serve", "app:service", *LISTEN, "--certificate", "a", "--key", "b", "--dev-certificate"],
+    ["describe"],
+    ["ping", "aqueduct://127.0.0.1:9", "--count", "0"],
+    ["ping", "aqueduct://127.0.0.1:9", "--certificate", "a"],
+    ["describe", "aqueduct://127.0.0.1:9", "--key", "a"],
+    ["serve", "app:service", "--listen", "aqueduct+unix:///x.sock", "--client-ca", "a"],
+    ["serve", "app:service", *LISTEN, "--dev-certificate", "--workers", "0"],
+    ["serve", "app:service", *LISTEN, "--dev-certificate", "--origin", "https://a.example/"],
     [
-        [],
-        ["dance"],
-        ["serve", "app:service"],
-        ["serve", "app:service", "--dev-certificate"],
-        ["serve", "app:service", *LISTEN],
-        ["serve", "app:service", *LISTEN, "--certificate", "a"],
-        ["serve", "app:service", *LISTEN, "--key", "a", "--dev-certificate"],
-        ["serve", "app:service", *LISTEN, "--certificate", "a", "--key", "b", "--dev-certificate"],
-        ["describe"],
-        ["ping", "aqueduct://127.0.0.1:9", "--count", "0"],
-        ["ping", "aqueduct://127.0.0.1:9", "--certificate", "a"],
-        ["describe", "aqueduct://127.0.0.1:9", "--key", "a"],
-        ["serve", "app:service", "--listen", "aqueduct+unix:///x.sock", "--client-ca", "a"],
-        ["serve", "app:service", *LISTEN, "--dev-certificate", "--workers", "0"],
-        ["serve", "app:service", *LISTEN, "--dev-certificate", "--origin", "https://a.example/"],
-        [
-            "serve",
-            "app:service",
-            *LISTEN,
-            "--dev-certificate",
-            "--workers",
-            "2",
-            "--restarts",
-            "-1",
-        ],
+        "serve",
+        "app:service",
+        *LISTEN,
+        "--dev-certificate",
+        "--workers",
+        "2",
+        "--restarts",
+        "-1",
     ],
-)
-def test_wrong_usage_is_status_two(folder: Path, arguments: list[str]):
-    done = run(*arguments, cwd=folder)
+]
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> list[subprocess.CompletedProcess[str]]:
+    """Each of ``WRONG_USAGE``, then those of ``WRONG_NUMBERS``."""
+    listen = ["--listen", "aqueduct+tcp://127.0.0.1:0"]
+    numbers = [[*given, *(listen if given[0] == "serve" else ())] for given, _ in WRONG_NUMBERS]
+    commands: list[tuple[list[str], dict[str, str]]]
+    commands = [(arguments, {}) for arguments in (*WRONG_USAGE, *numbers)]
+    return run_each(with_apps(tmp_path_factory.mktemp("refused")), commands)
+
+
+@pytest.mark.parametrize("number", range(len(WRONG_USAGE)))
+def test_wrong_usage_is_status_two(refused: list[subprocess.CompletedProcess[str]], number: int):
+    done = refused[number]
+    assert done.args == WRONG_USAGE[number]
+    assert done.returncode == 2
+    assert "usage: aqueduct" in done.stderr
+
+
+def test_wrong_usage_of_the_program_is_status_two():
+    done = run("dance")
     assert done.returncode == 2
     assert "usage: aqueduct" in done.stderr
 
@@ -434,21 +516,22 @@ def test_the_version_is_that_of_the_distribution():
     assert (done.returncode, done.stdout) == (0, f"aqueduct {known}\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (("serve", "app:service", "--start-timeout", "5m"), "m is no unit of time; write 5min for"),
-        (("serve", "app:service", "--start-timeout", "soon"), "is 'soon'; it must be above zero"),
-        (("serve", "app:service", "--workers", "0"), "is '0'; it must be above zero"),
-        (("serve", "app:service", "--restarts", "-1"), "--restarts"),
-        (("ping", "aqueduct+tcp://h", "--count", "many"), "is 'many'; it must be above zero"),
-    ],
-)
-def test_numbers_and_durations_of_the_command_line(arguments, text):
-    command = [sys.executable, "-m", "aqueduct.cli", *arguments]
-    if arguments[0] == "serve":
-        command += ["--listen", "aqueduct+tcp://127.0.0.1:0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+WRONG_NUMBERS: list[tuple[tuple[str, ...], str]] = [
+    (("serve", "app:service", "--start-timeout", "5m"), "m is no unit of time; write 5min for"),
+    (("serve", "app:service", "--start-timeout", "soon"), "is 'soon'; it must be above zero"),
+    (("serve", "app:service", "--workers", "0"), "is '0'; it must be above zero"),
+    (("serve", "app:service", "--restarts", "-1"), "--restarts"),
+    (("ping", "aqueduct+tcp://h", "--count", "many"), "is 'many'; it must be above zero"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(WRONG_NUMBERS)))
+def test_numbers_and_durations_of_the_command_line(
+    refused: list[subprocess.CompletedProcess[str]], number: int
+):
+    done = refused[len(WRONG_USAGE) + number]
+    arguments, text = WRONG_NUMBERS[number]
+    assert tuple(done.args[: len(arguments)]) == arguments
     assert done.returncode == 2
     assert text in done.stderr
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SPARK_USERS
+from tests.conftest import SHARING, SPARK_USERS, _scope
 
 CONFTEST = Path(__file__).with_name("conftest.py").read_text()
 MARKED = """
@@ -126,6 +126,26 @@ def test_it(number):
     assert one == two
     assert len(one) == len(demo) == 1
     assert demo != one, "the other worker was left idle"
+
+
+def test_what_is_costly_to_make_is_made_by_one_worker() -> None:
+    together = [f"tests/sinks/test_{name}.py::test_it" for name in ("killed", "examples")]
+    assert {_scope(nodeid) for nodeid in together} == {"the database"}
+    names = {path.name for path in Path(__file__).parent.rglob("test_*.py")}
+    assert names >= SHARING
+    for path in (*(f"tests/carriers/{name}" for name in SHARING), "tests/examples/test_a.py"):
+        assert _scope(f"{path}::test_one[a]") == _scope(f"{path}::test_two") == path
+    assert _scope("tests/test_house.py::test_one") != _scope("tests/test_house.py::test_two")
+
+
+def test_tests_of_the_whole_project_come_first(pytester: pytest.Pytester) -> None:
+    pytester.mkdir("a_folder")
+    (pytester.path / "a_folder" / "test_inner.py").write_text("def test_inner(): pass")
+    result = run(pytester, "", "-v")
+    assert re.findall(r"::(test_[^: ]+) PASSED", result.stdout.str()) == [
+        "test_other",
+        "test_inner",
+    ]
 
 
 NUMBERED = """

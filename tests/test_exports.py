@@ -75,15 +75,15 @@ def faults(source: str) -> list[str]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_exports(module: str) -> None:
-    path: Path = MODULES[module]
-    assert faults(path.read_text()) == []
+def test_exports() -> None:
+    found = {module: faults(path.read_text()) for module, path in MODULES.items()}
+    assert len(found) > 100
+    assert {module: wrong for module, wrong in found.items() if wrong} == {}
 
 
-@pytest.mark.parametrize("name", aqueduct.__all__)
-def test_the_package_exports_what_it_names(name: str) -> None:
-    assert getattr(aqueduct, name) is not None
+def test_the_package_exports_what_it_names() -> None:
+    for name in aqueduct.__all__:
+        assert getattr(aqueduct, name) is not None, name
 
 
 @pytest.mark.parametrize("name", aqueduct._SUBMODULES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -19,6 +20,7 @@ import aqueduct
 from aqueduct import forks
 from aqueduct.config import Config, Timing
 from tests.support.programs import FORMS, PATIENCE, program, python
+from tests.support.selection import mostly_long
 
 CARRIERS = {
     "tcp": "aqueduct+tcp://127.0.0.1:0",
@@ -253,22 +255,23 @@ def called(client: aqueduct.SyncClient, handler: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("form", "handler"),
+    ("form", "more"),
     [
-        *((form, handler) for form in FORMS for handler in ("process", "process on the loop")),
-        *(("run", handler) for handler in ("pool", "executor", "forkserver", "spawn")),
-        *(("run", handler) for handler in ("preexec", "posix_spawn")),
-        ("workers", "pool"),
+        ("run", ("pool", "executor", "forkserver", "spawn", "preexec", "posix_spawn")),
+        ("serve", ()),
+        ("workers", ("pool",)),
     ],
+    ids=FORMS,
 )
-def test_a_child_that_is_terminated_leaves_the_service_as_it_is(tmp_path, form, handler):
+def test_a_child_that_is_terminated_leaves_the_service_as_it_is(tmp_path, form, more):
     with program(tmp_path, SERVICE, form, CARRIERS["tcp"]) as running:
         with aqueduct.SyncClient(running.address) as client:
             pid = called(client, "pid")
-            for _ in range(3):
-                assert called(client, handler) == -signal.SIGTERM
-            assert client.call("echo", ONE) == ONE
-            assert called(client, "pid") == pid  # it is the very process
+            for handler in ("process", "process on the loop", *more):
+                for _ in range(2):
+                    assert called(client, handler) == -signal.SIGTERM, handler
+                assert client.call("echo", ONE) == ONE
+                assert called(client, "pid") == pid, handler  # it is the very process
         running.signal(signal.SIGTERM)
         assert running.ended() == 0
         # Told of once: of the signal that was the service's.
@@ -327,34 +330,35 @@ def test_a_child_may_have_clients_and_a_service_of_its_own(tmp_path, form):
 
 
 @pytest.mark.parametrize(
-    ("form", "handler", "carrier"),
-    [
-        *((form, handler, "tcp") for form in FORMS for handler in ("inherited", LOOP)),
-        *(("run", LOOP, carrier) for carrier in CARRIERS if carrier != "tcp"),
-    ],
+    ("form", "carrier"),
+    [*((form, "tcp") for form in FORMS), *(("run", name) for name in CARRIERS if name != "tcp")],
 )
-def test_a_child_has_no_socket_no_loop_and_no_signal_of_its_parent(
-    tmp_path, form, handler, carrier
-):
+def test_a_child_has_no_socket_no_loop_and_no_signal_of_its_parent(tmp_path, form, carrier):
     address = CARRIERS[carrier].format(folder=tmp_path)
     with program(tmp_path, SERVICE, form, address) as running:
-        with aqueduct.SyncClient(running.address) as client:
-            found = json.loads(called(client, handler))
-            assert client.call("echo", ONE) == ONE
-        kinds = [name for name in found["files"] if name.startswith(("socket:", "anon_inode:"))]
-        assert kinds == []
-        assert not any("aqueduct-rings" in name for name in found["files"])
-        assert found["wakeup"] == -1
-        assert found["term"]
-        assert found["usr1"]
-        assert found["blocked"] == []
-        assert found["int"]
+        for handler in ("inherited", LOOP):
+            with aqueduct.SyncClient(running.address) as client:
+                found = json.loads(called(client, handler))
+                assert client.call("echo", ONE) == ONE
+            kinds = [name for name in found["files"] if name.startswith(("socket:", "anon_inode:"))]
+            assert kinds == [], handler
+            assert not any("aqueduct-rings" in name for name in found["files"])
+            assert found["wakeup"] == -1
+            assert found["term"]
+            assert found["usr1"]
+            assert found["blocked"] == []
+            assert found["int"]
         running.signal(signal.SIGTERM)
         assert running.ended() == 0
 
 
-@pytest.mark.parametrize("form", ["run", "serve"])
-@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize(
+    ("carrier", "form"),
+    mostly_long(
+        itertools.product(CARRIERS, ("run", "serve")),
+        *(("tcp", "run"), ("tls", "serve"), ("unix", "serve"), ("quic", "run")),
+    ),
+)
 async def test_a_service_that_is_killed_leaves_its_address_to_the_next_one(tmp_path, form, carrier):
     """Although a child of it lives on, and keeps what it has."""
     address = CARRIERS[carrier].format(folder=tmp_path)
@@ -482,7 +486,7 @@ def service():
     return service
 
 
-@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("carrier", mostly_long(CARRIERS, "tcp", "quic"))
 async def test_a_client_in_a_forked_child_is_an_error_and_the_parent_s_goes_on(
     service, tmp_path, carrier
 ):
@@ -541,7 +545,7 @@ client.close()
 """
 
 
-@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("carrier", mostly_long(CARRIERS, "tls", "quic"))
 async def test_a_sync_client_in_a_forked_child_is_an_error_and_the_parent_s_goes_on(
     service, tmp_path, carrier
 ):

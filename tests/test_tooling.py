@@ -196,10 +196,12 @@ def test_a_wheel_is_tried_with_every_test_of_a_compiled_module(project: dict) ->
 # Sources
 
 
-@pytest.mark.parametrize("path", sorted(SPEEDUPS.rglob("*.pyx")), ids=lambda path: path.stem)
-def test_a_compiled_module_has_its_contract_and_its_stub(path: Path) -> None:
-    assert path.with_suffix(".pxd").exists()
-    assert path.with_suffix(".pyi").exists()
+def test_a_compiled_module_has_its_contract_and_its_stub() -> None:
+    modules = sorted(SPEEDUPS.rglob("*.pyx"))
+    assert len(modules) > 30
+    for path in modules:
+        assert path.with_suffix(".pxd").exists(), path
+        assert path.with_suffix(".pyi").exists(), path
 
 
 def test_every_stub_is_compared_with_its_module() -> None:
@@ -207,12 +209,11 @@ def test_every_stub_is_compared_with_its_module() -> None:
     assert [path for path in tracked(".pyi") if SPEEDUPS not in path.parents] == []
 
 
-@pytest.mark.parametrize(
-    "path", tracked(".py", ".pyx", ".pxd"), ids=lambda path: str(path.relative_to(ROOT))
-)
-def test_pages_are_short(path: Path) -> None:
-    lines = len(path.read_text().splitlines())
-    assert lines <= PAGE_LIMIT
+def test_pages_are_short() -> None:
+    pages = tracked(".py", ".pyx", ".pxd")
+    lines = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in pages}
+    assert len(lines) > 800
+    assert {name: count for name, count in lines.items() if count > PAGE_LIMIT} == {}
 
 
 # Java and Python found by ci/system.sh

@@ -20,16 +20,46 @@ from functools import partial
 from typing import Final
 
 from aqueduct.address import Address
-from aqueduct.carriers.contract import BIDI, Buffer, Carrier, CarrierUser, PeerCredentials
+from aqueduct.carriers.contract import (
+    BIDI,
+    Buffer,
+    Carrier,
+    CarrierUser,
+    PeerCredentials,
+    PeerIdentity,
+)
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost, LocalProtocolError
 
-__all__ = ["MemoryCarrier", "MemoryLink", "MemoryListener", "connect", "listen", "pair"]
+__all__ = [
+    "MemoryCarrier",
+    "MemoryLink",
+    "MemoryListener",
+    "PretendedPeer",
+    "connect",
+    "listen",
+    "pair",
+    "pretended",
+]
 
 _DATAGRAM_QUEUE: Final = 256
 _STOPPED_KEPT: Final = 4096
 _SMALL: Final = 4096  # bytes up to this are cut by copying; a view of each costs more
 _names = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class PretendedPeer:
+    """Whom a listener takes its clients for, instead of this process. For tests."""
+
+    peer: str
+    """Its address; "" for that of the link."""
+    identity: PeerIdentity | None
+    credentials: PeerCredentials | None
+
+
+pretended: Final[dict[str, PretendedPeer]] = {}
+"""For the names of listeners whose clients are taken for somebody else."""
 
 
 def pair(
@@ -222,7 +252,6 @@ class MemoryCarrier:
     suspended = False
     resumes = 0
     peer_certificate_fingerprint = None
-    peer_identity = None
     rtt = 0.0
 
     def __init__(
@@ -240,6 +269,11 @@ class MemoryCarrier:
         self.local = f"memory://{name}#{'client' if is_client else 'server'}"
         self.peer = f"memory://{name}#{'server' if is_client else 'client'}"
         self.datagram_limit = datagram_limit
+        self.peer_identity: PeerIdentity | None = None
+        self.peer_credentials: PeerCredentials | None = PeerCredentials(
+            os.getpid(), os.geteuid(), os.getegid()
+        )
+        """Of this process itself."""
         self._link = link
         self._config = config
         self._user: CarrierUser | None = None
@@ -280,12 +314,12 @@ class MemoryCarrier:
             self._bidi_announced = self._config.limits.channels + 1
         self._window = other_config.flow.initial_window
 
-    # what the contract promises
+    def _pretend(self, peer: PretendedPeer) -> None:
+        self.peer = peer.peer or self.peer
+        self.peer_identity = peer.identity
+        self.peer_credentials = peer.credentials
 
-    @property
-    def peer_credentials(self) -> PeerCredentials:
-        """This process itself."""
-        return PeerCredentials(os.getpid(), os.geteuid(), os.getegid())
+    # what the contract promises
 
     @property
     def openable(self) -> int:
@@ -660,6 +694,8 @@ class MemoryListener:
     def _accept(self, config: Config, bidi: bool) -> MemoryCarrier:
         link = pair(config, server_config=self._config, loop=self._loop, name=self._name, bidi=bidi)
         self._links = {old for old in self._links if not old.server._over} | {link}
+        if self._name in pretended:
+            link.server._pretend(pretended[self._name])
         end = link.server._end
 
         def ended(error: ConnectionLost) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -37,6 +37,8 @@ class BatchAnswer:
 class BalancedSpec:
     """One piece of work for a handler, which may take several calls."""
 
+    insists: ClassVar[bool] = False
+    """Whether failures that cannot be reported for single batches are an error."""
     handler: str
     kind: Kind = "exchange"
     in_flight: int | None = None

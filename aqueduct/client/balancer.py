@@ -129,6 +129,11 @@ class Balancer:
         self.counters: Mapping[str, int] = {}
         """What the service counted, once a call that is no function of one batch has ended."""
 
+    @property
+    def open_calls(self) -> tuple[OpenCall, ...]:
+        """The calls that are open now."""
+        return tuple(self._calls.calls)
+
     def next_answer(self) -> BatchAnswer | None:
         """The next answer to deliver, as they come or in order."""
         if not self._line:
@@ -157,9 +162,10 @@ class Balancer:
 
     def step(self, now: float) -> NextStep:
         """The next thing that can be sent, or is too late; to be asked when there are no news."""
-        for gone in self._calls.refresh():
-            if gone.call is not None and self._spreads:
-                gone.call.finish()  # what it has is answered still
+        if self._calls.over:
+            places = ", ".join(self._calls.places)
+            raise ConnectionLost(f"the client of {places} is closed")
+        self._refresh()
         if self._look(now):
             return NextStep.STEP
         return self._send(now)
@@ -259,6 +265,12 @@ class Balancer:
         self._calls.close(well=well)
 
     # What there is to do
+
+    def _refresh(self) -> None:
+        """Takes up addresses that are new, and sends nothing more to those that are gone."""
+        for gone in self._calls.refresh():
+            if gone.call is not None and self._spreads:
+                gone.call.finish()  # what it has is answered still
 
     def _send(self, now: float) -> NextStep:
         """Sends one batch, or what ends them; or asks for one, or for a wait."""
@@ -404,7 +416,8 @@ class Balancer:
                 "is the same service behind all addresses?",
                 **names,
             )
-        if calling.on_error == "report" and FAILURES not in call.exchange.capabilities:
+        reports = calling.on_error == "report" and calling.insists
+        if reports and FAILURES not in call.exchange.capabilities:
             raise ConfigError(
                 f"{where} is no function of one batch (or its service is older), so its failure "
                 "ends the call and cannot be reported for a batch; use on_error='fail'"
@@ -495,11 +508,12 @@ class Balancer:
 
     def _unable(self, service: Endpoint, error: BaseException) -> None:
         """A call could not be made."""
-        if not may_pass(error):
+        if self._calls.over or not may_pass(error):
             raise error
         assert isinstance(error, AqueductError)
         unreachable = isinstance(error, ConnectFailed)
         self._calls.failed(service, unreachable=unreachable)
+        self._refresh()
         self._count(error, lost=False)
         self._warn(service, error)
 
@@ -510,7 +524,7 @@ class Balancer:
         waiting = [each for each in call.waiting.values() if each.batch is not None]
         if self._spreads and call.finished and not waiting:
             return  # it has done what it was to do
-        if not may_pass(error):
+        if self._calls.over or not may_pass(error):
             number = getattr(error, "batch", None)
             if self._spreads and number in call.waiting and isinstance(error, AqueductError):
                 raise renumbered(error, call.waiting[number].number) from error.__cause__

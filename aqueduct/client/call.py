@@ -43,7 +43,7 @@ from aqueduct.errors import (
 )
 from aqueduct.rpc.deadline import Deadline, ProgressTimer
 from aqueduct.rpc.fragments import Assembler, fragments
-from aqueduct.rpc.keys import BATCH, FRAGMENT, STATUS, number_of, one_each
+from aqueduct.rpc.keys import ALIVE, BATCH, FRAGMENT, STATUS, number_of, one_each
 from aqueduct.rpc.request import AS_COMPLETED, FAILURES, Accepted, CallHead
 from aqueduct.rpc.status import Status
 from aqueduct.rpc.threads import Job
@@ -371,6 +371,9 @@ class ClientCall:
                 if payload is not None:
                     return payload
                 continue
+            if not len(message.payload) and any(key == ALIVE for key, _ in message.headers):
+                self._queue.settle()
+                continue  # the call waits for its turn, and nothing more is said
             if FAILURES in self.capabilities and (failure := self._failure(message)) is not None:
                 self._queue.settle()
                 return failure

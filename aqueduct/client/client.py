@@ -2,7 +2,7 @@
 
 ::
 
-    async with await aqueduct.Client.connect("aqueduct://scores.example") as client:
+    async with aqueduct.Client("aqueduct://scores.example") as client:
         async with client.exchange("score", batches, schema=schema) as answers:
             async for batch in answers:
                 ...
@@ -11,170 +11,238 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, TypeAlias, Unpack, cast
+import time
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self, TypeAlias, Unpack, cast
 
 import pyarrow as pa
 
-from aqueduct._speedups.calls.batch_sender import InFlightWindow, SharedWindow
-from aqueduct._speedups.loop.waiter import Waiter
-from aqueduct.address import Address
-from aqueduct.arguments import Duration, checked, read_arguments
-from aqueduct.arrow.capsules import ArrowArrayTable, ArrowStreamTable, has_batch
-from aqueduct.arrow.compression import codec_of
-from aqueduct.arrow.encode import LONG_BYTES, Encoded
+from aqueduct._speedups.calls.batch_sender import InFlightWindow
+from aqueduct.arguments import Duration, Size, checked, read_arguments
+from aqueduct.arrow.capsules import has_batch
+from aqueduct.arrow.encode import LONG_BYTES
 from aqueduct.carriers.certificates import ClientTls
-from aqueduct.client.call import Batches, ClientCall
-from aqueduct.client.opening_call import NO_COLUMNS, OpeningCall, opens_slowly
+from aqueduct.client.balanced_spec import BalancedSpec
+from aqueduct.client.balanced_stream import BalancedStream
+from aqueduct.client.balancer import Balancer
+from aqueduct.client.call import Batches
+from aqueduct.client.call_metrics import CallMetrics
+from aqueduct.client.client_connection import (
+    ClientConnection,
+    ConnectionHeaders,
+    connection_headers,
+    everything,
+)
+from aqueduct.client.client_connector import ClientConnector, spec_of
+from aqueduct.client.endpoint_set import (
+    ClientAddress,
+    ClientEndpoint,
+    ConnectionOptions,
+    EndpointSet,
+    EndpointState,
+    Resolver,
+    addresses_of,
+)
+from aqueduct.client.loop_balancer import LoopBalancer, LoopNews
+from aqueduct.client.loop_call import LoopCall
 from aqueduct.client.options import (
     CallOptions,
     ExchangeOptions,
+    OneBatch,
     SinkOptions,
     SourceOptions,
+    SyncBatches,
     UnaryOptions,
+    joined,
     takes,
-    token_bytes,
 )
-from aqueduct.client.stream import Start, Stream
-from aqueduct.client.stream_input import batch_apart
-from aqueduct.client.unary import (
-    PendingCall,
-    UnaryCaller,
-    UnaryCallers,
-    UnaryResult,
-    one_batch,
-    trace_headers,
-)
+from aqueduct.client.retry import may_pass
+from aqueduct.client.stream import Stream
+from aqueduct.client.stream_input import StreamInput, StreamReader, batch_apart
+from aqueduct.client.unary import one_batch
+from aqueduct.client.writer import OnAck, Writer
 from aqueduct.closing import AsyncClosing
 from aqueduct.config import DEFAULT, Config
-from aqueduct.endpoint import Connection, Message, connect_for_calls
-from aqueduct.errors import AqueductError, ConfigError, DeadlineExceeded
-from aqueduct.rpc.deadline import ProgressTimer
+from aqueduct.endpoint import Connection
+from aqueduct.errors import AqueductError, Busy, ConnectFailed, ConnectionLost, Refused
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
-from aqueduct.rpc.keys import ALIVE, Headers
 from aqueduct.rpc.request import CallHead, Kind
-from aqueduct.rpc.threads import apart, check_patches, provide
-from aqueduct.rpc.tracing import CallObservation, CallObserver, observed
+from aqueduct.rpc.threads import apart, check_patches
+from aqueduct.rpc.tracing import CallObserver, observed
 
 __all__ = [
     "Client",
     "ClientTls",
     "ConnectionHeaders",
-    "OneBatch",
-    "SyncBatches",
-    "connection_headers",
-    "outline",
-    "plain",
+    "failed_before",
+    "spec_for_retries",
 ]
 
-ConnectionHeaders: TypeAlias = (
-    Mapping[str, str] | Sequence[tuple[str, str]] | Sequence[tuple[bytes, bytes]]
-)
-OneBatch: TypeAlias = "pa.RecordBatch | ArrowStreamTable | ArrowArrayTable"
-"""A batch, or what becomes one: a table of pyarrow, Polars, DuckDB, pandas or nanoarrow."""
-SyncBatches: TypeAlias = "Iterable[OneBatch] | ArrowStreamTable | ArrowArrayTable"
-Seen: TypeAlias = "CallObservation | None"
 ManyBatches: TypeAlias = "AsyncIterable[OneBatch] | SyncBatches"
 
 
 class Client(AsyncClosing):
-    """One connection to a service; any number of calls at once. Made by ``connect``.
+    """A service, at one address or at several; any number of calls at once.
 
-    It belongs to the event loop and the process that it was made on: elsewhere calls raise
-    LocalProtocolError.
+    ``async with Client(address) as client:`` connects at its entry, and ``await
+    Client.connect(address)`` at once. A connection that is lost is made again for the next call.
+    The client belongs to the event loop and the process in which it is first used: elsewhere calls
+    raise LocalProtocolError.
     """
 
-    @checked(address="client_address", telemetry="call_observer")
+    @checked(service="client_service", headers="connection_headers", telemetry="call_observer")
     def __init__(
         self,
-        connection: Connection,
+        service: Connection | ClientAddress,
         *,
         address: str = "",
-        token: str | bytes | None = None,
         compression: str = "",
+        config: Config = DEFAULT,
+        tls: ClientTls | None = None,
+        headers: ConnectionHeaders = (),
+        token: str | bytes | None = None,
+        keep_alive: bool = True,
+        retries: int = 0,
+        backoff: Duration = 0.1,
+        backoff_limit: Duration = 30.0,
+        hedge: Duration = 0.5,
+        resolve: Duration | None = None,
+        resolver: Resolver | None = None,
         telemetry: CallObserver | None = None,
     ) -> None:
-        """``connection`` is a client's; it belongs to the Client, which closes it.
+        """``service``: its address or addresses, with the arguments of ``connect``.
 
-        Raises ConfigError for one of the control-stream draft that ``aqueduct.connect`` made.
+        Or a connection: then it belongs to the Client, which closes it, and it is not made again.
+        ``address`` is its name for people, and ``compression`` as in an address. Raises
+        ConfigError for one of the control-stream draft that ``aqueduct.connect`` made.
         """
-        if not connection.takes_calls:
-            raise ConfigError(
-                f"the connection to {connection.peer} has plain channels of the control-stream "
-                "draft, whose messages have no headers; use Client.connect with the address"
+        self._policy = spec_for_retries(config, retries, backoff, backoff_limit, hedge)
+        if isinstance(service, Connection):
+            link = ClientConnection(
+                service, address=address, token=token, compression=compression, telemetry=telemetry
             )
-        self.connection = connection
-        self.address = address or connection.peer
-        """The service's address, without options."""
-        self.config = connection.config
-        provide(self.config.calls.threads_at_work)
-        self.token = token_bytes(token)
-        """Shown with every call that is given no other."""
-        self.compression = compression
-        """What every call asks for that is given no other; "" for none."""
-        self.telemetry = telemetry
-        """Who is told of every call."""
-        self._agreed: set[str] = set()
-        self.sizes: dict[str, int] = {}
-        """Bytes that the next batch for each handler is expected to have; 0 if it is small."""
-        flow = self.config.flow
-        least = min(flow.receive_budget, flow.process_receive_bytes, flow.process_send_bytes)
-        self.under_way = SharedWindow(least // 2)
-        """What all calls have under way. The service is expected to have budgets like these."""
-        self._calls: set[ClientCall] = set()
-        self._loop = asyncio.get_running_loop()
-        self._beat: asyncio.TimerHandle | None = None
-        self._watches = ProgressTimer(self._loop, self.config.timing.progress_deadline)
-        self._callers = UnaryCallers(connection, self.address, self.token)
+            self._endpoints = EndpointSet.of(link)
+            self.config = service.config
+        else:
+            options = ConnectionOptions(
+                config=config,
+                tls=tls,
+                headers=connection_headers(headers),
+                token=token,
+                keep_alive=keep_alive,
+                backoff=self._policy.backoff,
+                backoff_limit=self._policy.backoff_limit,
+                resolve=cast("float | None", resolve),
+                resolver=resolver,
+                telemetry=telemetry,
+            )
+            self._endpoints = EndpointSet(addresses_of(service), options)
+            self.config = config
+        self.address = self._endpoints.places
+        """The service's address, without options; several with commas."""
 
     @classmethod
-    @checked(headers="connection_headers", telemetry="call_observer")
+    @checked(address="client_address", headers="connection_headers", telemetry="call_observer")
     async def connect(
         cls,
-        address: str | Address,
+        address: ClientAddress,
         *,
         config: Config = DEFAULT,
         tls: ClientTls | None = None,
         headers: ConnectionHeaders = (),
         token: str | bytes | None = None,
         keep_alive: bool = True,
+        retries: int = 0,
+        backoff: Duration = 0.1,
+        backoff_limit: Duration = 30.0,
+        hedge: Duration = 0.5,
+        resolve: Duration | None = None,
+        resolver: Resolver | None = None,
         telemetry: CallObserver | None = None,
     ) -> Client:
         """Connects within Timing.connect_timeout.
 
+        - ``address``: one, or a list of addresses of the same service. Batches for a function of
+          one batch are spread over them, and other calls go to the one with the fewest outstanding
+          bytes. One that answers is enough.
         - ``tls``: what to demand of the certificate, beyond the address's options.
         - ``headers``: of the connection, for the handlers' ``call.connection_headers``.
         - ``token``: shown with every call that is given no other.
         - ``keep_alive``: pings (Timing.ping_interval) keep the connection through pauses between
           calls; False lets it end when no call was open for Timing.idle_timeout.
+        - ``retries`` (0), ``backoff`` (0.1 s): how often a broken call is made again without an
+          answer between, and the first pause before that, which doubles up to ``backoff_limit``
+          (30 s). docs/cookbook/retries.md says what is sent again.
+        - ``hedge`` (0.5 s): a call that is not accepted by then is begun at another address, too.
+        - ``resolve``: takes all A and AAAA records of a name for addresses of the service, and
+          resolves it again so often, such as "30s"; an address may say it: ``?resolve=30s``.
+        - ``resolver``: an async function of a name and a port that gives their IP addresses.
         - ``telemetry``: who is told of calls, such as ``aqueduct.OpenTelemetry()``. Without it a
           call tells the service of the current span of OpenTelemetry, if there is one.
 
         Raises ConfigError for arguments that cannot work, ConnectFailed when the service cannot
         be reached, and ConnectionLost when it refuses the headers.
         """
-        check_patches()
-        parsed = address if isinstance(address, Address) else Address.parse(address)
-        connection = await connect_for_calls(
-            parsed, headers=connection_headers(headers), config=config, tls=tls
-        )
-        if keep_alive:
-            connection.hold()
-        compression = codec_of(parsed.options.get("compression", "none"))
-        return cls(
-            connection,
-            address=plain(address),
+        client = cls(
+            address,
+            config=config,
+            tls=tls,
+            headers=headers,
             token=token,
-            compression=compression,
+            keep_alive=keep_alive,
+            retries=retries,
+            backoff=backoff,
+            backoff_limit=backoff_limit,
+            hedge=hedge,
+            resolve=resolve,
+            resolver=resolver,
             telemetry=telemetry,
         )
+        return await client._open()
+
+    @classmethod
+    def over(cls, endpoints: EndpointSet, policy: BalancedSpec) -> Client:
+        """A client of connections that a SyncClient has; for this library."""
+        made = cls.__new__(cls)
+        made._policy, made._endpoints = policy, endpoints
+        made.config, made.address = policy.config, endpoints.places
+        return made
+
+    async def __aenter__(self) -> Self:
+        return await self._open()
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is over."""
-        return self.connection.closed
+        """Whether it was closed, or no connection that it had is up.
+
+        Unless it was closed, the next call connects again.
+        """
+        endpoints = self._endpoints
+        return endpoints.closed or (endpoints.last is not None and not endpoints.alive)
+
+    @property
+    def reconnects(self) -> bool:
+        """Whether the next call connects again if the connection is lost: not after ``close``."""
+        return self._endpoints.reconnects and not self._endpoints.closed
+
+    @property
+    def endpoints(self) -> tuple[EndpointState, ...]:
+        """Each address at this moment: whether it is connected, and what it has to answer."""
+        return self._endpoints.states
+
+    @property
+    def connection(self) -> Connection:
+        """The connection that is up, or that was; one of several. Raises ConnectionLost."""
+        return self.link.connection
+
+    @property
+    def link(self) -> ClientConnection:
+        """What makes calls on ``connection``; for this library. Raises ConnectionLost."""
+        found = self._endpoints.last
+        if found is None:
+            raise ConnectionLost(f"{self!r} is not connected; use 'async with', or Client.connect")
+        return found
 
     @checked()
     @takes(ExchangeOptions)
@@ -227,6 +295,8 @@ class Client(AsyncClosing):
         The arguments are those of ``exchange``. A call whose task is cancelled is abandoned: the
         handler is told to stop. Raises how the call failed.
         """
+        if not isinstance(batch, pa.RecordBatch) and has_batch(batch):
+            batch = await batch_apart(batch, where=f"the input of handler {handler!r}")
         schema, batches = await self._ask(handler, batch, options)
         if len(batches) > 1 and sum(each.nbytes for each in batches) >= LONG_BYTES:
             return await apart(one_batch, schema, batches)
@@ -237,6 +307,8 @@ class Client(AsyncClosing):
         self, handler: str, batch: OneBatch, **options: Unpack[UnaryOptions]
     ) -> pa.Table:
         """``call`` with all answers as a Table: each batch as it came, none or many."""
+        if not isinstance(batch, pa.RecordBatch) and has_batch(batch):
+            batch = await batch_apart(batch, where=f"the input of handler {handler!r}")
         schema, batches = await self._ask(handler, batch, options)
         return pa.Table.from_batches(batches, schema)
 
@@ -261,6 +333,48 @@ class Client(AsyncClosing):
                 pass
         return dict(stream.counters)
 
+    @checked(sink="handler", key="write_key", deadline="time_to_live")
+    def writer(
+        self,
+        sink: str,
+        *,
+        key: str,
+        schema: pa.Schema | None = None,
+        in_flight_bytes: Size | None = None,
+        deadline: Duration | None = None,
+        ack_within: Duration | None = None,
+        on_ack: OnAck | None = None,
+        headers: Mapping[str, str] | None = None,
+        token: str | bytes | None = None,
+        compression: str | None = None,
+    ) -> Writer:
+        """A writer into a sink of the service: rows that are there exactly once, or not at all.
+
+        - ``key``: names what is written, and is the same when the program is started again. At
+          most one writer has it: a later one takes it over.
+        - ``schema``: of the batches; by default what the sink, or the first batch, says.
+        - ``in_flight_bytes``: of batches without an acknowledgement (Sinks.writer_bytes).
+        - ``deadline``: seconds for an attempt, for a commit, and to reach a service that is gone
+          (Sinks.writer_deadline).
+        - ``ack_within``: seconds after which a batch is acknowledged, as far as the sink is quick
+          enough. By default that is when half of ``in_flight_bytes`` is written, or somebody waits.
+        - ``on_ack``: called with each acknowledgement, in order.
+
+        The sink has to have a method ``committed``; see ``aqueduct.service.sinks``.
+        """
+        given = {"deadline": deadline, "ack_within": ack_within, "in_flight_bytes": in_flight_bytes}
+        return Writer(
+            self,
+            sink,
+            key,
+            schema=schema,
+            on_ack=on_ack,
+            headers=headers,
+            token=token,
+            compression=compression,
+            **cast("dict[str, Any]", given),  # as ``checked`` read them
+        )
+
     async def describe(self) -> Description:
         """What the service says of itself: its name, version, handlers and their schemas."""
         stream = self.source(DESCRIBE, output_schema=DESCRIBE_SCHEMA)
@@ -269,235 +383,180 @@ class Client(AsyncClosing):
 
     @checked()
     async def ping(self, *, timeout: Duration | None = None) -> float:
-        """The seconds of a round trip.
+        """The seconds of a round trip to the service, on one of its connections.
 
         Raises ConnectionLost, or DeadlineExceeded after ``timeout`` seconds (by default
         Timing.idle_timeout).
         """
-        self.connection.check_here()
-        given = self.config.timing.idle_timeout if timeout is None else timeout
-        seconds = cast("float", given)  # as ``checked`` read it
-        try:
-            async with asyncio.timeout(seconds):
-                return await self.connection.ping()
-        except TimeoutError:
-            text = f"{self.address} did not answer a ping within {seconds:g} s"
-            raise DeadlineExceeded(text, peer=self.address) from None
+        link = self._direct() or await self._endpoints.open()
+        return await link.ping(timeout)
 
     async def close(self) -> None:
-        """Closes the connection. Calls that are open fail with ConnectionLost.
+        """Closes all connections. Calls that are open fail with ConnectionLost.
 
-        In a forked child it returns at once, and the parent's connection goes on.
+        In a forked child it returns at once, and the parent's connections go on.
         """
-        await self.connection.close()
-        # A timer would keep the connection in memory until it is due.
-        self._watches.close()
-        if self._beat is not None:
-            self._beat.cancel()
-            self._beat = None
+        await self._endpoints.close()
 
     def __repr__(self) -> str:
         return f"<Client of {self.address}{' closed' if self.closed else ''}>"
 
+    def check_here(self) -> None:
+        """Raises LocalProtocolError on another event loop than its own, and in a forked child."""
+        self._endpoints.check_here()
+
     # Within
 
-    def _stream(self, kind: Kind, handler: str, batches: Any, options: CallOptions) -> Stream:
-        self.connection.check_here()
-        prepare = partial(self._prepare, kind, handler)
-        if opens_slowly(batches, options.schema):
-            # What is wrong with the arguments is said at once.
-            options.head(kind, handler, NO_COLUMNS, self.token, self.compression).encode()
-            late = OpeningCall(batches, options, prepare, peer=self.address, handler=handler)
-            return Stream(None, None, self.sizes, late=late)
-        return Stream(*prepare(batches, options), self.sizes)
+    async def _open(self) -> Self:
+        check_patches()
+        if self._endpoints.reconnects:
+            try:
+                await self._endpoints.open()
+            except BaseException:
+                await self._endpoints.give_up()
+                raise
+        return self
 
-    def _prepare(
+    def _direct(self, options: CallOptions | None = None) -> ClientConnection | None:
+        """The only connection, if a call can go there and nothing else is wanted.
+
+        Raises LocalProtocolError on another loop, and ConnectionLost if there will be none.
+        """
+        endpoints = self._endpoints
+        single = endpoints.single
+        if single is None or single.link is None:
+            endpoints.check_here()
+            return None
+        link = single.link
+        link.connection.check_here()
+        if not endpoints.reconnects or endpoints.closed:
+            return link  # which says why it is over
+        if options is not None:
+            retries = self._policy.retries if options.retries is None else options.retries
+            if retries or options.batch_deadline is not None:
+                return None
+        return link if single.alive else None
+
+    def _stream(self, kind: Kind, handler: str, batches: Any, options: CallOptions) -> Stream:
+        link = self._direct(options)
+        if link is not None:
+            return link.stream(kind, handler, batches, options)
+        return self._balanced(kind, handler, batches, options)
+
+    def _balanced(
         self,
         kind: Kind,
         handler: str,
         batches: Any,
         options: CallOptions,
-        seen: Seen = None,
-    ) -> tuple[Batches | None, Start]:
-        source, head, window = outline(self, kind, handler, batches, options, seen)
-        return source, lambda on_change: self.begin(head, window, on_change)
+        before: Callable[[Balancer], object] | None = None,
+    ) -> BalancedStream:
+        """A call that goes where there is a connection. ``before`` says what was tried already."""
+        endpoints, schema = self._endpoints, None
+        seen = observed(None, handler, kind, self.address)
+        if seen is not None:
+            options = replace(options, headers=joined(seen, options.headers))
+        if kind != "source":
+            limit = self.config.calls.batch_limit
+            given = Batches(
+                batches, options.schema, handler=handler, peer=self.address, limit=limit
+            )
+            batches, schema = given.batches, given.schema
+            if isinstance(batches, StreamReader):
+                batches = StreamInput.of(batches)
+            if not hasattr(batches, "__aiter__"):
+                batches = iter(batches)
+        spec = spec_of(kind, handler, options, self._policy)
 
-    async def _ask(
-        self, handler: str, batch: Any, options: UnaryOptions
+        def make(news: LoopNews) -> Balancer:
+            connector = ClientConnector(
+                endpoints,
+                spec,
+                options,
+                schema=schema,
+                call_soon=lambda callback: callback(),
+                make=_make_call,
+            )
+            balancer = Balancer(spec, connector=connector, news=news, numbers=CallMetrics())
+            if before is not None:
+                before(balancer)
+            return balancer
+
+        work = LoopBalancer(endpoints, make, batches)
+        return BalancedStream(work, handler=handler, places=self.address)
+
+    def _ask(
+        self, handler: str, batch: pa.RecordBatch, options: UnaryOptions
+    ) -> Awaitable[tuple[pa.Schema, Sequence[pa.RecordBatch]]]:
+        """A call of one batch. It is made often, so the usual way has few steps."""
+        endpoints = self._endpoints
+        single = endpoints.single
+        if single is None or (link := single.link) is None:
+            endpoints.check_here()
+            return self._ask_any(handler, batch, options)
+        link.connection.check_here()
+        if link.connection.core.error is None or not endpoints.reconnects or endpoints.closed:
+            if not self._policy.retries and "retries" not in options:
+                return link.answer(handler, batch, options)
+            retries = options.get("retries")
+            if not (self._policy.retries if retries is None else retries):
+                return link.answer(handler, batch, options)
+        return self._ask_any(handler, batch, options)
+
+    async def _ask_any(
+        self, handler: str, batch: pa.RecordBatch, options: UnaryOptions
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
-        self.connection.check_here()
-        if not isinstance(batch, pa.RecordBatch) and has_batch(batch):
-            batch = await batch_apart(batch, where=f"the input of handler {handler!r}")
-        seen = observed(self.telemetry, handler, "exchange", self.address)
-        if seen is None:
-            return await self._ask_observed(handler, batch, options, None)
-        try:
-            found = await self._ask_observed(handler, batch, options, seen)
-        except BaseException as error:
-            seen.ended(error)
-            raise
-        seen.ended(None)
-        return found
-
-    async def _ask_observed(
-        self, handler: str, batch: pa.RecordBatch, options: UnaryOptions, seen: Seen
-    ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
-        caller = self._callers.find(handler, batch, options, seen)
-        if caller.slow(batch):
-            encoded = await caller.encode_apart(batch)
-        else:
-            encoded = caller.encode(batch)
-        if not caller.fits(encoded):
-            given = CallOptions(**read_arguments("call", **options), schema=batch.schema)
-            prepared = self._prepare("exchange", handler, (batch,), given, seen)
-            return await _everything(Stream(*prepared, self.sizes))
-        answered = await self.ask(caller, encoded, trace_headers(caller, seen))
-        if answered.follow is None:
-            assert answered.schema is not None
-            return answered.schema, answered.batches
-        head = caller.following(answered)
-        return await _everything(
-            Stream(None, lambda on_change: self.begin(head, None, on_change, answered.follow))
-        )
-
-    def begin(
-        self,
-        head: CallHead,
-        window: InFlightWindow | None,
-        on_change: Callable[[], None],
-        answered: Message | None = None,
-    ) -> ClientCall:
-        """Makes one call; all public methods use it."""
-        if window is not None:
-            window.share(self.under_way, on_change)
-        try:
-            return self._begin(head, window, on_change, answered)
-        except BaseException as error:
-            if head.observed is not None:
-                head.observed.ended(error)
-            raise
-
-    def _begin(
-        self,
-        head: CallHead,
-        window: InFlightWindow | None,
-        on_change: Callable[[], None],
-        answered: Message | None,
-    ) -> ClientCall:
-        call = ClientCall(
-            self.connection,
-            head,
-            peer=self.address,
-            window=window,
-            on_change=on_change,
-            calls=self._calls,
-            watches=self._watches,
-            answered=answered,
-            compression=self.agreed(head),
-            agree=self._agreed.add,
-        )
-        if self._beat is None:
-            self._schedule_beat()
-        return call
-
-    async def ask(
-        self, caller: UnaryCaller, encoded: Encoded, headers: Headers = ()
-    ) -> UnaryResult:
-        """One call of one batch. Raises how it failed."""
-        waiter = Waiter(self._loop)
-        call = self.unary_call(caller, encoded, waiter.step, headers)
-        call.begin()
-        try:
-            await waiter
-        finally:
-            call.end()
-        if call.slow:
-            await apart(call.read)
-        else:
-            call.read()
-        return call.result()
-
-    def unary_call(
-        self,
-        caller: UnaryCaller,
-        encoded: Encoded,
-        over: Callable[[], object],
-        headers: Headers = (),
-    ) -> PendingCall:
-        """One call of one batch, to be begun on the loop; see PendingCall."""
-        return PendingCall(caller, encoded, self._watches, over, headers)
-
-    def agreed(self, head: CallHead) -> str:
-        """What a call's batches may be compressed by from the first; "" for nothing.
-
-        A service that has agreed once on this connection agrees again, and need not say so first.
-        """
-        for name in head.compressions:
-            if name in self._agreed:
-                return name
-        return ""
-
-    def _schedule_beat(self) -> None:
-        interval = self.config.timing.progress_deadline / 3
-        self._beat = self._loop.call_later(interval, self._tell_alive)
-
-    def _tell_alive(self) -> None:
-        """Tells the service that it is our application that takes its time (it need not fear)."""
-        self._beat = None
-        if not self._calls or self.connection.closed:
-            return
-        if any(call.supplying or not call.waiting or call.lacks_room for call in self._calls):
+        """A call of one batch at whichever address has the fewest outstanding bytes."""
+        endpoints = self._endpoints
+        began = time.monotonic()
+        if endpoints.stale:
+            endpoints.tend()
+        endpoint = endpoints.best()
+        before: Callable[[Balancer], object] | None = None
+        if endpoint is not None and endpoint.link is not None:
             try:
-                self.connection.entrypoint.send_nowait(b"", headers=((ALIVE, b"1"),))
-            except AqueductError:
-                return
-        self._schedule_beat()
+                return await endpoint.link.answer(handler, batch, options)
+            except AqueductError as error:
+                before = failed_before(error, endpoint)
+        given = CallOptions(**read_arguments("call", **options), schema=batch.schema)
+        if given.deadline is not None:
+            left = cast("float", given.deadline) - (time.monotonic() - began)
+            given = replace(given, deadline=max(left, 0.001))
+        stream = self._balanced("exchange", handler, (batch,), given, before)
+        return await everything(stream)
 
 
-async def _everything(stream: Stream) -> tuple[pa.Schema, list[pa.RecordBatch]]:
-    """What a call gives that did not fit one message."""
-    async with stream:
-        batches = [batch async for batch in stream]
-        assert stream.schema is not None
-        return stream.schema, batches
+def _make_call(
+    link: ClientConnection,
+    head: CallHead,
+    window: InFlightWindow | None,
+    source: Batches | None,
+    news: Any,
+    tag: Any,
+) -> LoopCall:
+    return LoopCall(link, head, window, source, news, tag)
 
 
-def outline(
-    client: Client,
-    kind: Kind,
-    handler: str,
-    batches: Any,
-    options: CallOptions,
-    seen: Seen = None,
-) -> tuple[Batches | None, CallHead, InFlightWindow | None]:
-    """A call before it is made: its input, what it says of itself, and its window.
-
-    ``seen``: how the call is observed, if that is known. Raises LocalProtocolError and ConfigError
-    for what cannot be.
-    """
-    token, compression, config = client.token, client.compression, client.config
-    if kind == "source":
-        seen = seen or observed(client.telemetry, handler, kind, client.address)
-        return None, options.head(kind, handler, None, token, compression, seen), None
-    limit = config.calls.batch_limit
-    source = Batches(batches, options.schema, handler=handler, peer=client.address, limit=limit)
-    window = options.window(config, sink=kind == "sink")
-    seen = seen or observed(client.telemetry, handler, kind, client.address)
-    return source, options.head(kind, handler, source.schema, token, compression, seen), window
+def failed_before(error: AqueductError, endpoint: ClientEndpoint) -> Callable[[Balancer], object]:
+    """What tells a Balancer of a call of one batch that failed. Raises ``error`` if it is final."""
+    if not may_pass(error):
+        raise error
+    endpoint.note(trouble=True)
+    # A service that is ending also refuses calls whose handler is at work.
+    untouched = isinstance(error, Refused) and error.untouched
+    lost = not untouched and not isinstance(error, ConnectFailed | Busy)
+    return lambda balancer: balancer.resume(error, endpoint, lost=lost)
 
 
-def connection_headers(headers: ConnectionHeaders) -> tuple[tuple[bytes, bytes], ...]:
-    """Text or bytes as the headers of a connection."""
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
-    return tuple((_bytes(key), _bytes(value)) for key, value in pairs)
-
-
-def plain(address: str | Address) -> str:
-    """An address without its options, as it was written. Raises ConfigError if it is none."""
-    if isinstance(address, str):
-        Address.parse(address)
-    return str(address).partition("?")[0]
-
-
-def _bytes(text: str | bytes) -> bytes:
-    return text.encode() if isinstance(text, str) else bytes(text)
+def spec_for_retries(
+    config: Config, retries: int, backoff: Duration, backoff_limit: Duration, hedge: Duration
+) -> BalancedSpec:
+    """What a client says of all its calls. The values were read by ``checked``."""
+    return BalancedSpec(
+        handler="",
+        retries=retries,
+        backoff=cast("float", backoff),
+        backoff_limit=cast("float", backoff_limit),
+        hedge=cast("float", hedge),
+        config=config,
+    )

@@ -133,6 +133,10 @@ class Connector(Protocol):
     def ends_badly(self) -> bool:
         """Whether connections close when the work does not end well."""
 
+    @property
+    def over(self) -> bool:
+        """Whether nobody can be called any more."""
+
     def targets(self) -> Sequence[Target]:
         """Whom to call, the first ones first. The same object as before if nothing changed."""
 
@@ -292,6 +296,11 @@ class OpenCalls:
             for target in targets
         ]
         return list(known.values())
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody can be called any more."""
+        return self._connector.over
 
     @property
     def places(self) -> list[str]:

@@ -12,12 +12,14 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar, cast
+from weakref import WeakValueDictionary
 
 from aqueduct import forks
+from aqueduct.address import Address
 from aqueduct.errors import AqueductError, LocalProtocolError
 from aqueduct.rpc.threads import check_patches, green
 
-__all__ = ["LoopThread"]
+__all__ = ["LoopThread", "ServingThread", "thread_for"]
 
 T = TypeVar("T")
 
@@ -198,6 +200,37 @@ class LoopThread:
         self.loop.close()
         for ended in tuple(self._waiting):  # what came too late to be run
             ended.put(None)
+
+
+class ServingThread(LoopThread):
+    """An event loop in a thread of its own, which serves at ``memory://NAME``.
+
+    Sync clients of that address live on it, for memory is not shared by two loops. They leave it
+    running: ``end`` ends it.
+    """
+
+    def serves(self, name: str) -> None:
+        """Sync clients of ``memory://NAME`` are to live here, from now on."""
+        _serving[name] = self
+
+    def stop(self) -> None:
+        """A client is closed; the loop goes on."""
+
+    def end(self) -> None:
+        """Ends the loop and its thread."""
+        super().stop()
+
+
+_serving: Final[WeakValueDictionary[str, ServingThread]] = WeakValueDictionary()
+"""By the names of what they serve."""
+
+
+def thread_for(address: Address) -> LoopThread:
+    """The thread for a sync client of ``address``: a new one, unless one serves it in memory."""
+    found = _serving.get(address.host) if address.scheme == "memory" else None
+    if found is None or found.ended or not found.alive:
+        return LoopThread("aqueduct-sync-client")
+    return found
 
 
 async def _told(work: Coroutine[Any, Any, T], ended: SimpleQueue[_Outcome[T] | None]) -> None:

@@ -8,14 +8,15 @@ call. ``CallOptions`` has the default of each.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, TypedDict, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypedDict, TypeVar, cast
 
 import pyarrow as pa
 
 from aqueduct._speedups.calls.batch_sender import InFlightWindow
 from aqueduct.arguments import Duration, Size, signature_of
+from aqueduct.arrow.capsules import ArrowArrayTable, ArrowStreamTable
 from aqueduct.arrow.compression import codec_of
 from aqueduct.config import Config
 from aqueduct.rpc.request import AS_COMPLETED, FAILURES, CallHead, Kind, Partition
@@ -24,8 +25,10 @@ from aqueduct.rpc.tracing import CallObservation
 __all__ = [
     "CallOptions",
     "ExchangeOptions",
+    "OneBatch",
     "SinkOptions",
     "SourceOptions",
+    "SyncBatches",
     "UnaryOptions",
     "WorkOptions",
     "joined",
@@ -34,6 +37,10 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+OneBatch: TypeAlias = "pa.RecordBatch | ArrowStreamTable | ArrowArrayTable"
+"""A batch, or what becomes one: a table of pyarrow, Polars, DuckDB, pandas or nanoarrow."""
+SyncBatches: TypeAlias = "Iterable[OneBatch] | ArrowStreamTable | ArrowArrayTable"
 
 _NO_CAPABILITIES: Final[frozenset[str]] = frozenset()
 
@@ -53,6 +60,7 @@ class UnaryOptions(WorkOptions, total=False):
 
     output_schema: pa.Schema | None
     deadline: Duration | None
+    retries: int | None
 
 
 class SourceOptions(WorkOptions, total=False):
@@ -61,6 +69,7 @@ class SourceOptions(WorkOptions, total=False):
     output_schema: pa.Schema | None
     deadline: Duration | None
     compression: str | None
+    retries: int | None
 
 
 class SinkOptions(WorkOptions, total=False):
@@ -71,6 +80,7 @@ class SinkOptions(WorkOptions, total=False):
     in_flight_bytes: Size | None
     deadline: Duration | None
     compression: str | None
+    retries: int | None
 
 
 class ExchangeOptions(WorkOptions, total=False):
@@ -84,6 +94,8 @@ class ExchangeOptions(WorkOptions, total=False):
     compression: str | None
     ordered: bool
     report_failures: bool
+    retries: int | None
+    batch_deadline: Duration | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +115,8 @@ class CallOptions:
     compression: str | None = None
     ordered: bool = True
     report_failures: bool = False
+    retries: int | None = None
+    batch_deadline: Duration | None = None
 
     def head(
         self,

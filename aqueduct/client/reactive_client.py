@@ -15,7 +15,7 @@ from aqueduct import reactivesocket
 from aqueduct.address import Address
 from aqueduct.arguments import checked
 from aqueduct.carriers.certificates import ClientTls
-from aqueduct.client.client import plain
+from aqueduct.client.client_connection import plain
 from aqueduct.client.loop_thread import LoopThread
 from aqueduct.client.options import CallOptions, ExchangeOptions, takes, token_bytes
 from aqueduct.client.reactive_exchange import ReactiveExchange

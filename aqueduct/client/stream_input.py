@@ -114,6 +114,13 @@ class StreamInput:
         """The arguments are those of a StreamReader."""
         self._reader = StreamReader(given, where=where, schema=schema)
 
+    @classmethod
+    def of(cls, reader: StreamReader) -> StreamInput:
+        """The batches of a reader that is open already."""
+        made = cls.__new__(cls)
+        made._reader = reader
+        return made
+
     async def opened(self) -> pa.Schema:
         """Opens the stream; returns the schema of its batches, as ``StreamReader.open`` does."""
         return await _in_thread(self._reader.open)

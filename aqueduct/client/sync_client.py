@@ -18,43 +18,62 @@ import atexit
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Self, TypeAlias, Unpack
-from weakref import WeakValueDictionary
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any, Final, Self, TypeAlias, Unpack, cast
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import pyarrow as pa
 
-from aqueduct.address import Address
-from aqueduct.arguments import Duration, checked, read_arguments
+from aqueduct._speedups.calls.batch_sender import InFlightWindow
+from aqueduct.arguments import Duration, Size, checked, read_arguments
 from aqueduct.arrow.capsules import as_batch, has_batch
 from aqueduct.carriers.binding import holds_up
 from aqueduct.carriers.certificates import ClientTls
-from aqueduct.client.client import (
-    Client,
+from aqueduct.client.balanced_stream import SyncBalancedStream
+from aqueduct.client.balancer import Balancer
+from aqueduct.client.call import Batches
+from aqueduct.client.call_metrics import CallMetrics
+from aqueduct.client.client import Client, failed_before, spec_for_retries
+from aqueduct.client.client_connection import (
+    ClientConnection,
     ConnectionHeaders,
-    OneBatch,
-    SyncBatches,
     connection_headers,
     outline,
-    plain,
 )
-from aqueduct.client.loop_thread import LoopThread
+from aqueduct.client.client_connector import ClientConnector, spec_of
+from aqueduct.client.endpoint_set import (
+    ClientAddress,
+    ConnectionOptions,
+    EndpointSet,
+    EndpointState,
+    Resolver,
+    addresses_of,
+)
+from aqueduct.client.loop_thread import thread_for
 from aqueduct.client.options import (
     CallOptions,
     ExchangeOptions,
+    OneBatch,
     SinkOptions,
     SourceOptions,
+    SyncBatches,
     UnaryOptions,
+    joined,
     takes,
 )
 from aqueduct.client.sync_stream import SyncStream
+from aqueduct.client.sync_writer import SyncWriter
+from aqueduct.client.thread_balancer import ThreadBalancer
 from aqueduct.client.thread_call import News, ThreadCall
 from aqueduct.client.unary import UnaryCallers, one_batch, trace_headers
 from aqueduct.client.unary_stub import StubCall
+from aqueduct.client.write_segments import Ack
 from aqueduct.config import DEFAULT, Config
-from aqueduct.errors import ConnectionLost, LocalProtocolError
+from aqueduct.errors import AqueductError, ConnectionLost, LocalProtocolError
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
-from aqueduct.rpc.request import Kind
+from aqueduct.rpc.request import CallHead, Kind
 from aqueduct.rpc.tracing import CallObservation, CallObserver, observed
 
 __all__ = ["OnEnd", "SyncClient"]
@@ -70,46 +89,59 @@ _clients: Final[WeakValueDictionary[int, SyncClient]] = WeakValueDictionary()
 
 
 class SyncClient:
-    """One connection to a service, for threads. Any thread may call, several at once.
+    """A service, at one address or at several, for threads. Any thread may call, several at once.
 
     It connects at once, within Timing.connect_timeout; see ``Client.connect`` for the arguments
     and the errors. A process that forks must connect after the fork.
     """
 
-    @checked(headers="connection_headers", telemetry="call_observer")
+    reconnects = True
+    """Whether a connection that is lost is made again for the next call."""
+
+    @checked(address="client_address", headers="connection_headers", telemetry="call_observer")
     def __init__(
         self,
-        address: str | Address,
+        address: ClientAddress,
         *,
         config: Config = DEFAULT,
         tls: ClientTls | None = None,
         headers: ConnectionHeaders = (),
         token: str | bytes | None = None,
         keep_alive: bool = True,
+        retries: int = 0,
+        backoff: Duration = 0.1,
+        backoff_limit: Duration = 30.0,
+        hedge: Duration = 0.5,
+        resolve: Duration | None = None,
+        resolver: Resolver | None = None,
         telemetry: CallObserver | None = None,
     ) -> None:
-        connection_headers(headers)  # errors belong here rather than into the other thread
-        self.address = plain(address)
-        """The service's address, without options."""
-        self._address = address if isinstance(address, Address) else Address.parse(address)
+        self._addresses = addresses_of(address)
+        self._policy = spec_for_retries(config, retries, backoff, backoff_limit, hedge)
+        options = ConnectionOptions(
+            config=config,
+            tls=tls,
+            headers=connection_headers(headers),
+            token=token,
+            keep_alive=keep_alive,
+            backoff=self._policy.backoff,
+            backoff_limit=self._policy.backoff_limit,
+            resolve=cast("float | None", resolve),
+            resolver=resolver,
+            telemetry=telemetry,
+        )
+        self._endpoints = EndpointSet(self._addresses, options)
+        self._endpoints.reconnects = self.reconnects
+        self.address = self._endpoints.places
+        """The service's address, without options; several with commas."""
         self.config = config
         self._lock = threading.Lock()
         self._check_caller()
         self._own = threading.local()
         """What each thread has for itself."""
-        self._thread = LoopThread("aqueduct-sync-client")
+        self._thread = thread_for(self._addresses[0])
         try:
-            self._client = self._thread.run(
-                Client.connect(
-                    address,
-                    config=config,
-                    tls=tls,
-                    headers=headers,
-                    token=token,
-                    keep_alive=keep_alive,
-                    telemetry=telemetry,
-                )
-            )
+            self._thread.run(self._endpoints.open())
         except BaseException:
             self._thread.stop()
             raise
@@ -118,8 +150,16 @@ class SyncClient:
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is over, or was left behind by a fork."""
-        return not self._thread.alive or self._client.connection.core.error is not None
+        """Whether it was closed, no connection is up, or a fork has left it behind.
+
+        Unless it was closed, the next call connects again.
+        """
+        return not self._thread.alive or self._endpoints.closed or not self._endpoints.alive
+
+    @property
+    def endpoints(self) -> tuple[EndpointState, ...]:
+        """Each address at this moment; see ``Client.endpoints``."""
+        return self._endpoints.states
 
     @checked()
     @takes(ExchangeOptions)
@@ -165,6 +205,40 @@ class SyncClient:
                 pass
         return dict(stream.counters)
 
+    @checked(sink="handler", key="write_key", deadline="time_to_live")
+    def writer(
+        self,
+        sink: str,
+        *,
+        key: str,
+        schema: pa.Schema | None = None,
+        in_flight_bytes: Size | None = None,
+        deadline: Duration | None = None,
+        ack_within: Duration | None = None,
+        on_ack: Callable[[Ack], object] | None = None,
+        headers: Mapping[str, str] | None = None,
+        token: str | bytes | None = None,
+        compression: str | None = None,
+    ) -> SyncWriter:
+        """A writer into a sink of the service; see ``Client.writer``.
+
+        ``on_ack`` is called in the thread of this client's event loop, so it must not wait.
+        """
+        self._thread.check()
+        writer = Client.over(self._endpoints, self._policy).writer(
+            sink,
+            key=key,
+            schema=schema,
+            in_flight_bytes=in_flight_bytes,
+            deadline=deadline,
+            ack_within=ack_within,
+            on_ack=on_ack,
+            headers=headers,
+            token=token,
+            compression=compression,
+        )
+        return SyncWriter(writer, self._thread)
+
     def describe(self) -> Description:
         """What the service says of itself."""
         stream = self.source(DESCRIBE, output_schema=DESCRIBE_SCHEMA)
@@ -173,7 +247,9 @@ class SyncClient:
     @checked()
     def ping(self, *, timeout: Duration | None = None) -> float:
         """The seconds of a round trip; see ``Client.ping``."""
-        return self._thread.run(self._client.ping(timeout=timeout))
+        self._thread.check()
+        link = self._direct(0) or self._thread.run(self._endpoints.open())
+        return self._thread.run(link.ping(timeout))
 
     def close(self) -> None:
         """Closes the connection and ends its thread. Open calls fail with ConnectionLost.
@@ -192,7 +268,7 @@ class SyncClient:
             if not self._thread.alive:
                 return
             try:
-                self._thread.run(self._client.close(), timeout=limit)
+                self._thread.run(self._endpoints.close(), timeout=limit)
             except (TimeoutError, LocalProtocolError):
                 pass  # the peer sees the end of the socket
             finally:
@@ -211,12 +287,39 @@ class SyncClient:
 
     def _check_caller(self) -> None:
         """Raises LocalProtocolError if a waiting caller would block the loop that serves it."""
-        if holds_up(self._address):
+        if any(map(holds_up, self._addresses)):
             raise LocalProtocolError(
                 f"{self.address} is served by the event loop of this thread, and a SyncClient "
                 "would hold it up while it waits for the answer; use aqueduct.Client, or make the "
                 "call in another thread, as by asyncio.to_thread"
             )
+
+    @property
+    def _client(self) -> ClientConnection:
+        """The connection that is up, or that was; one of several."""
+        found = self._endpoints.last
+        if found is None:
+            raise ConnectionLost(f"{self!r} is closed")
+        return found
+
+    def _direct(
+        self, retries: int | None, deadline: Any = None, batch_deadline: Any = None
+    ) -> ClientConnection | None:
+        """The only connection, made again if it is lost; None where more than that is wanted."""
+        endpoints = self._endpoints
+        single = endpoints.single
+        if single is None or batch_deadline is not None:
+            return None
+        if self._policy.retries if retries is None else retries:
+            return None
+        if single.link is not None and single.alive:
+            return single.link
+        self._thread.check()
+        if endpoints.reconnects:
+            if deadline is not None:
+                return None  # which holds for the new connection, too
+            return self._thread.run(endpoints.lease(single))
+        raise self._client.connection.error or ConnectionLost(f"{self!r} is closed")
 
     def _ask(
         self,
@@ -225,24 +328,57 @@ class SyncClient:
         options: UnaryOptions,
         on_end: OnEnd | None = None,
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
-        callers: UnaryCallers | None = getattr(self._own, "callers", None)
-        if callers is None:
-            client = self._client
-            callers = UnaryCallers(client.connection, client.address, client.token)
-            self._own.callers = callers
         if not isinstance(batch, pa.RecordBatch) and has_batch(batch):
             batch = as_batch(batch, where=f"the input of handler {handler!r}")
-        seen = observed(self._client.telemetry, handler, "exchange", self.address)
-        call: StubCall | None = None
+        single = self._endpoints.single
+        link = None if single is None else single.link
+        # It is made often, so the usual way has few steps.
+        plain = not self._policy.retries and "retries" not in options
+        if not plain or link is None or link.connection.core.error is not None:
+            link = self._direct(options.get("retries"), options.get("deadline"))
+        if link is not None:
+            return self._ask_at(link, handler, batch, options, on_end)
+        self._thread.check()
+        endpoints, began = self._endpoints, time.monotonic()
+        if endpoints.stale:
+            self._thread.call(endpoints.tend)
+        endpoint = endpoints.best()
+        before: Callable[[Balancer], object] | None = None
+        if endpoint is not None and endpoint.link is not None:
+            try:
+                return self._ask_at(endpoint.link, handler, batch, options, on_end)
+            except AqueductError as error:
+                before = failed_before(error, endpoint)
+        given = CallOptions(**read_arguments("call", **options), schema=batch.schema)
+        if given.deadline is not None:
+            left = cast("float", given.deadline) - (time.monotonic() - began)
+            given = replace(given, deadline=max(left, 0.001))
+        with self._balanced("exchange", handler, (batch,), given, before) as stream:
+            batches = list(stream)
+            assert stream.schema is not None
+            return stream.schema, batches
+
+    def _ask_at(
+        self,
+        link: ClientConnection,
+        handler: str,
+        batch: pa.RecordBatch,
+        options: UnaryOptions,
+        on_end: OnEnd | None,
+    ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
+        own = self._own
+        callers = own.callers if getattr(own, "link", None) is link else self._callers(link)
+        seen = observed(link.telemetry, handler, "exchange", link.address)
         failed: BaseException | None = None
+        call: StubCall | None = None
         stream: SyncStream | None = None
         received = 0
         try:
             caller = callers.find(handler, batch, options, seen)
             encoded = caller.encode(batch)
             if caller.fits(encoded):
-                own = trace_headers(caller, seen)
-                call = StubCall(self._thread, self._client, caller, encoded, own)
+                own_headers = trace_headers(caller, seen)
+                call = StubCall(self._thread, link, caller, encoded, own_headers)
                 answered = call.result()
                 received = answered.size
                 if answered.follow is None:
@@ -251,7 +387,7 @@ class SyncClient:
                 stream = call.follow(answered)
             else:
                 given = CallOptions(**read_arguments("call", **options), schema=batch.schema)
-                made = self._make("exchange", handler, (batch,), given, seen=seen)
+                made = self._make("exchange", handler, (batch,), given, link, seen=seen)
                 made.wake()
                 stream = SyncStream(made)
             with stream:
@@ -273,10 +409,93 @@ class SyncClient:
                     waited += stream.waited
                 on_end(sent, received, waited)
 
+    def _callers(self, link: ClientConnection) -> UnaryCallers:
+        """What this thread has ready for calls of one batch on a connection."""
+        own = self._own
+        kept: WeakKeyDictionary[ClientConnection, UnaryCallers] | None
+        kept = getattr(own, "kept", None)
+        if kept is None:
+            kept = own.kept = WeakKeyDictionary()
+        callers = kept.get(link)
+        if callers is None:
+            callers = kept[link] = UnaryCallers(link.connection, link.address, link.token)
+        own.link, own.callers = link, callers
+        return callers
+
     def _stream(self, kind: Kind, handler: str, batches: Any, options: CallOptions) -> SyncStream:
-        call = self._make(kind, handler, batches, options)
+        link = self._direct(options.retries, options.deadline, options.batch_deadline)
+        if link is None:
+            return self._balanced(kind, handler, batches, options)
+        call = self._make(kind, handler, batches, options, link)
         call.wake()
         return SyncStream(call)
+
+    def _balanced(
+        self,
+        kind: Kind,
+        handler: str,
+        batches: Any,
+        options: CallOptions,
+        before: Callable[[Balancer], object] | None = None,
+    ) -> SyncBalancedStream:
+        """A call that goes where there is a connection. ``before`` says what was tried already."""
+        self._thread.check()
+        self._check_plain(batches)
+        seen = observed(None, handler, kind, self.address)
+        if seen is not None:
+            options = replace(options, headers=joined(seen, options.headers))
+        schema = None
+        if kind != "source":
+            limit = self.config.calls.batch_limit
+            source = Batches(
+                batches, options.schema, handler=handler, peer=self.address, limit=limit
+            )
+            batches, schema = source.batches, source.schema
+        if not self._endpoints.targets:
+            self._thread.run(self._endpoints.prepare())
+        spec = spec_of(kind, handler, options, self._policy)
+        connector = ClientConnector(
+            self._endpoints,
+            spec,
+            options,
+            schema=schema,
+            call_soon=self._thread.call,
+            make=self._make_call,
+        )
+        news: News = SimpleQueue()
+        self._endpoints.queues.add(news)
+        numbers = CallMetrics()
+        balancer = Balancer(spec, connector=connector, news=news, numbers=numbers)
+        if before is not None:
+            before(balancer)
+        return SyncBalancedStream(
+            ThreadBalancer(balancer, batches, news),
+            numbers,
+            check=self._thread.check_process,
+            handler=handler,
+            places=self.address,
+        )
+
+    def _make_call(
+        self,
+        link: ClientConnection,
+        head: CallHead,
+        window: InFlightWindow | None,
+        source: Batches | None,
+        news: News,
+        tag: Any,
+    ) -> ThreadCall:
+        call = ThreadCall(self._thread, link, head, window, source, news=news, tag=tag)
+        if window is None:
+            call.finish()
+        call.wake()
+        return call
+
+    def _check_plain(self, batches: Any) -> None:
+        if hasattr(batches, "__aiter__"):
+            raise LocalProtocolError(
+                "a SyncClient reads plain iterables; async iterables are for aqueduct.Client"
+            )
 
     def _make(
         self,
@@ -284,6 +503,7 @@ class SyncClient:
         handler: str,
         batches: Any,
         options: CallOptions,
+        link: ClientConnection | None = None,
         *,
         news: News | None = None,
         tag: Any = None,
@@ -291,15 +511,13 @@ class SyncClient:
     ) -> ThreadCall:
         """A call that the loop has not heard of yet; see ThreadCall."""
         self._thread.check()
-        if self._client.closed:
-            raise self._client.connection.error or ConnectionLost(f"{self!r} is closed")
-        if hasattr(batches, "__aiter__"):
-            raise LocalProtocolError(
-                "a SyncClient reads plain iterables; async iterables are for aqueduct.Client"
-            )
-        source, head, window = outline(self._client, kind, handler, batches, options, seen)
+        found = self._client if link is None else link
+        if found.closed:
+            raise found.connection.error or ConnectionLost(f"{self!r} is closed")
+        self._check_plain(batches)
+        source, head, window = outline(found, kind, handler, batches, options, seen)
         head.encode()  # errors belong here rather than into the other thread
-        return ThreadCall(self._thread, self._client, head, window, source, news=news, tag=tag)
+        return ThreadCall(self._thread, found, head, window, source, news=news, tag=tag)
 
 
 def _close_all() -> None:

@@ -11,11 +11,12 @@ from typing import Unpack, cast
 import pyarrow as pa
 
 from aqueduct.arguments import Duration, checked
-from aqueduct.client.client import OneBatch, SyncBatches
 from aqueduct.client.options import (
     CallOptions,
     ExchangeOptions,
+    OneBatch,
     SinkOptions,
+    SyncBatches,
     UnaryOptions,
     takes,
 )
@@ -32,6 +33,8 @@ __all__ = ["TaskClient"]
 class TaskClient(SyncClient):
     """One connection of a task to a service."""
 
+    reconnects = False
+    """The pool makes a new client instead."""
     told_resumes = 0
     """Those of ``resumes`` that tasks have counted."""
 

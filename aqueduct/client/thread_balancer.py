@@ -18,7 +18,53 @@ from aqueduct.client.balanced_spec import BatchAnswer
 from aqueduct.client.balancer import Balancer, NextStep
 from aqueduct.client.thread_call import News
 
-__all__ = ["balance"]
+__all__ = ["ThreadBalancer", "balance"]
+
+
+class ThreadBalancer:
+    """One piece of work, driven by the thread that takes its answers."""
+
+    def __init__(self, balancer: Balancer, batches: Iterable[pa.RecordBatch], news: News) -> None:
+        """``news`` is the queue of ``balancer``."""
+        self.balancer = balancer
+        self.over = False
+        """Whether nothing more comes."""
+        self._source = iter(batches)
+        self._news = news
+
+    def advance(self) -> BatchAnswer | None:
+        """Does the next thing, waiting for it if need be; an answer, if there is one."""
+        balancer, news = self.balancer, self._news
+        answer = balancer.next_answer()
+        if answer is not None:
+            return answer
+        if balancer.is_over():
+            self.close(well=True)
+            return None
+        found: tuple[Any, Any] | None = None
+        with suppress(Empty):
+            found = news.get_nowait()
+        if found is None:
+            now = time.monotonic()
+            step = balancer.step(now)
+            if step is NextStep.GIVE:
+                balancer.give(next(self._source, None))
+            elif step is NextStep.WAIT:
+                found = _wait(balancer, news, now)
+        if found is None:
+            return None
+        answered = balancer.read(*found)
+        if answered is not None:
+            call, number, payload = answered
+            size = len(payload)
+            balancer.answered(call, number, size, call.exchange.decode(payload))
+        return None
+
+    def close(self, *, well: bool = False) -> None:
+        """Gives up all calls. Repeated calls are without effect."""
+        if not self.over:
+            self.over = True
+            self.balancer.close(well=well)
 
 
 def balance(
@@ -28,34 +74,14 @@ def balance(
 
     ``news`` is the queue of ``balancer``.
     """
-    source = iter(batches)
-    well = False
+    work = ThreadBalancer(balancer, batches, news)
     try:
-        while True:
-            while (answer := balancer.next_answer()) is not None:
+        while not work.over:
+            answer = work.advance()
+            if answer is not None:
                 yield answer
-            if balancer.is_over():
-                break
-            found: tuple[Any, Any] | None = None
-            with suppress(Empty):
-                found = news.get_nowait()
-            if found is None:
-                now = time.monotonic()
-                step = balancer.step(now)
-                if step is NextStep.GIVE:
-                    balancer.give(next(source, None))
-                elif step is NextStep.WAIT:
-                    found = _wait(balancer, news, now)
-            if found is None:
-                continue
-            answered = balancer.read(*found)
-            if answered is not None:
-                call, number, payload = answered
-                size = len(payload)
-                balancer.answered(call, number, size, call.exchange.decode(payload))
-        well = True
     finally:
-        balancer.close(well=well)
+        work.close()
 
 
 def _wait(balancer: Balancer, news: News, now: float) -> tuple[Any, Any] | None:

@@ -16,7 +16,7 @@ from aqueduct._speedups.channels.receiver import MemoryLease
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded
 from aqueduct.client.call import END, Batches, ClientCall, abandoned, begin_pull
-from aqueduct.client.client import Client
+from aqueduct.client.client_connection import ClientConnection
 from aqueduct.client.loop_thread import LoopThread
 from aqueduct.endpoint import Message
 from aqueduct.endpoint.pulling import LARGE, PULLING, UNKNOWN, Pull
@@ -67,7 +67,7 @@ class ThreadCall:
     def __init__(
         self,
         thread: LoopThread,
-        client: Client,
+        client: ClientConnection,
         head: CallHead,
         window: InFlightWindow | None,
         source: Batches | None = None,

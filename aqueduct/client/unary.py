@@ -291,6 +291,7 @@ class PendingCall:
         self._began = watches.time()
         self._alone = not watches.asking
         watches.asking += 1
+        watches.asking_bytes += self._encoded.size
         if deadline is None:
             watches.add(self)
         else:
@@ -311,6 +312,7 @@ class PendingCall:
         if self._began is not None:
             watches = self._watches
             watches.asking -= 1
+            watches.asking_bytes -= self._encoded.size
             if self._timer is None:
                 watches.discard(self)
             else:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from aqueduct.arrow.encode import Encoded
 from aqueduct.client.call import abandoned
-from aqueduct.client.client import Client
+from aqueduct.client.client_connection import ClientConnection
 from aqueduct.client.loop_thread import LoopThread
 from aqueduct.client.options import CallOptions, WorkOptions, token_bytes
 from aqueduct.client.sync_stream import SyncStream
@@ -35,7 +35,7 @@ class UnaryStub:
 
     __slots__ = ("_caller", "_client", "_thread")
 
-    def __init__(self, thread: LoopThread, client: Client, caller: UnaryCaller) -> None:
+    def __init__(self, thread: LoopThread, client: ClientConnection, caller: UnaryCaller) -> None:
         self._thread = thread
         self._client = client
         self._caller = caller
@@ -64,7 +64,7 @@ class StubCall:
     def __init__(
         self,
         thread: LoopThread,
-        client: Client,
+        client: ClientConnection,
         caller: UnaryCaller,
         encoded: Encoded,
         headers: Headers = (),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from aqueduct._speedups.base import varint
@@ -37,6 +38,7 @@ def contexts(given: Any) -> list[ControlContext]:
     """The contexts that ``given`` leaves open: without ``from`` it may be either side.
 
     Without ``carrier`` it may be a unidirectional stream, or a bidirectional one from its opener.
+    ``header_blocks``: the messages are those of Arrow calls, which begin with headers (AC-95).
     """
     if not isinstance(given, Mapping):
         raise WireError(f"context must be an object, not {kind_of(given)}")
@@ -56,8 +58,11 @@ def contexts(given: Any) -> list[ControlContext]:
         if sides == ["client"]:
             raise WireError("context has no channel, and a bidi-answer of the client needs one")
         sides = ["server"]
+    blocks = given.get("header_blocks", False)
+    if not isinstance(blocks, bool):
+        raise WireError(f"context.header_blocks must be true or false, not {kind_of(blocks)}")
     return [
-        ControlContext(side == "server", _CARRIERS[carrier], channel)
+        ControlContext(side == "server", _CARRIERS[carrier], channel, blocks)
         for carrier in carriers
         for side in sides
     ]
@@ -70,18 +75,30 @@ class ControlContext:
     from_server: bool
     carrier: str
     channel: int = -1
+    header_blocks: bool = False
     single: ClassVar[bool] = False
 
     def decode(self, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
         """Frames with the offset each begins at. Raises WireError behind the last good one."""
         decoder = codec.ControlFrameDecoder(
-            from_server=self.from_server, carrier=self.carrier, channel=self.channel
+            from_server=self.from_server,
+            carrier=self.carrier,
+            channel=self.channel,
+            header_blocks=self.header_blocks,
         )
-        return decoded(decoder, data, lambda frame: _frame_to_json(frame, decoder.channel))
+
+        def to_json(frame: codec.ControlFrame) -> dict[str, Any]:
+            found = _frame_to_json(frame, decoder.channel)
+            if self.header_blocks and isinstance(frame, MessageFrame):
+                found |= _block_to_json(frame.headers)
+            return found
+
+        return decoded(decoder, data, to_json)
 
     def encode(self, value: list[Any]) -> bytes:
         """The bytes of ``value``, checked like bytes that came. Raises WireError."""
-        return encoded(value, _ENCODERS, self.decode)
+        encoders = _ENCODERS_OF_CALLS if self.header_blocks else _ENCODERS
+        return encoded(value, encoders, self.decode)
 
     def meaning(self, frames: list[dict[str, Any]]) -> Any:
         """What the ranges of the last acknowledging frame say, as [start, end) pairs.
@@ -111,6 +128,13 @@ class ControlContext:
         if frame.get("payload"):
             lines.append(f"payload {payload_text(bytes.fromhex(frame['payload']))}")
         return lines
+
+
+def _block_to_json(headers: tuple[tuple[bytes, bytes], ...]) -> dict[str, Any]:
+    """The headers that a message begins with, or what is wrong with them."""
+    if headers and not headers[0][0]:
+        return {"malformed": headers[0][1].decode()}
+    return {"headers": headers_to_json(headers)}
 
 
 def _frame_to_json(frame: codec.ControlFrame, channel: int) -> dict[str, Any]:
@@ -144,7 +168,8 @@ def _frame_to_json(frame: codec.ControlFrame, channel: int) -> dict[str, Any]:
             return {"type": "ClosedChannelLost", "channel": _BITS.to_json(frame.channel)}
 
 
-def _encode_message(fields: Fields) -> bytes:
+def _encode_message(fields: Fields, *, header_block: bool = False) -> bytes:
+    headers = read_headers(fields) if header_block else None
     channel, num = _BITS.take(fields), fields.number("num")
     where = f"{fields.where}: attachments"
     attachments = [
@@ -153,7 +178,7 @@ def _encode_message(fields: Fields) -> bytes:
     ]
     payload = hex_bytes(fields.take("payload", ""), f"{fields.where}: payload")
     return numbered(
-        lambda n: codec.encode_control_message(channel, n, payload, attachments),
+        lambda n: codec.encode_control_message(channel, n, payload, attachments, headers),
         num,
         1 + len(varint.encode(channel)),
     )
@@ -170,4 +195,8 @@ _ENCODERS: Final[Encoders] = {
     "AckNackUnreliable": lambda fields: codec.encode_control_ack_nacks(fields.numbers("ranges")),
     "CloseReceiver": lambda fields: codec.encode_control_close(fields.numbers("ranges")),
     "ClosedChannelLost": lambda fields: codec.encode_closed_channel_lost(_BITS.take(fields)),
+}
+_ENCODERS_OF_CALLS: Final[Encoders] = {
+    **_ENCODERS,
+    "Message": partial(_encode_message, header_block=True),
 }

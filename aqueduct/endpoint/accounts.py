@@ -167,6 +167,11 @@ class SendingAccount(Account):
         """For one call. ``ledger``: its connection's queue; ``queued``: bytes of the call there."""
         return Reservation(self, ledger, queued, wake, ready)
 
+    def keep(self, size: int) -> None:
+        """A program keeps ``size`` bytes more of batches that were sent; below zero, less."""
+        with self._lock:
+            self.charge(size)
+
     def notify(self) -> None:
         """Grants room to those who wait, in the order of asking, as far as there is some."""
         with self._lock:

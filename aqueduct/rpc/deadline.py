@@ -128,7 +128,7 @@ class WatchedCall(Protocol):
 class ProgressTimer:
     """The calls of one client or service that are watched for progress: one timer for all."""
 
-    __slots__ = ("_held", "_timer", "asking", "loop", "progress", "time")
+    __slots__ = ("_held", "_timer", "asking", "asking_bytes", "loop", "progress", "time")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, progress: float) -> None:
         self.loop = loop
@@ -137,6 +137,8 @@ class ProgressTimer:
         """Seconds without any movement that a call may take."""
         self.asking = 0
         """Calls of one batch of a client that are under way."""
+        self.asking_bytes = 0
+        """Bytes of their batches, encoded."""
         self._held: dict[WatchedCall, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 

@@ -56,6 +56,9 @@ class HandlerDescription:
     """Whether a broken call may be resumed."""
     summary: str = ""
     """The first line of its docstring."""
+    max_concurrency: int | None = None
+    """Calls that are at work at once, others wait; None: any number. Of a function of one batch it
+    counts batches, or runs of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,7 @@ class Description:
                     "concurrency": handler.concurrency,
                     "idempotent": handler.idempotent,
                     "summary": handler.summary,
+                    "max_concurrency": handler.max_concurrency,
                 }
                 for handler in self.handlers
             ],
@@ -209,6 +213,7 @@ def _handler_from_json(document: Any) -> HandlerDescription:
                 concurrency=_of_type(document, "concurrency", int),
                 idempotent=_of_type(document, "idempotent", bool),
                 summary=_of_type(document, "summary", str),
+                max_concurrency=_number_or_none(document, "max_concurrency"),
             )
     raise BadCall(f"{kind!r} is no kind of handler")
 
@@ -228,6 +233,10 @@ def _sink_from_json(document: Any) -> SinkSummary:
         schema=_schema_from_json(document, "schema"),
         summary=_of_type(document, "summary", str),
     )
+
+
+def _number_or_none(document: dict[str, Any], name: str) -> int | None:
+    return None if document.get(name) is None else _of_type(document, name, int)
 
 
 def _of_type(document: Any, name: str, kind: type[Any]) -> Any:

@@ -87,7 +87,8 @@ EXPECTED: Final = b"arrow-expected-bc4eec"
 
 ALIVE: Final = b"arrow-alive-5e07d9"
 """On a message of the entrypoint without attachments: the client's application is at work, so its
-calls that wait for it are not stuck. The value does not matter."""
+calls that wait for it are not stuck. On a message among the answers, without a payload: the call
+waits for its turn in the service. The value does not matter."""
 ACCEPTED: Final = b"arrow-hello-e42c4c"
 """On the first message to the client: the version, decimal."""
 STATUS: Final = b"arrow-status-8b3ba8"

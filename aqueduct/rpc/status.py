@@ -49,6 +49,7 @@ _SAID: Final = (
     "wanted",
     "got",
     "draining",
+    "untouched",
 )
 """What the document of a status has beside its counters."""
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -85,6 +86,8 @@ class Status:
     """What came instead."""
     draining: bool = False
     """Whether a service refuses because it is ending: another one may take the call."""
+    untouched: bool = False
+    """Whether a service that is ending has handed nothing of the call to a handler."""
     counters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """What was done: numbers of batches, rows, bytes."""
 
@@ -116,8 +119,14 @@ class Status:
                 got=_cut(error.got),
             )
         if isinstance(error, CallError):
-            draining = isinstance(error, Refused) and error.draining
-            return cls(error.status, message=_text(error), batch=batch, draining=draining)
+            refused = error if isinstance(error, Refused) else None
+            return cls(
+                error.status,
+                message=_text(error),
+                batch=batch,
+                draining=refused is not None and refused.draining,
+                untouched=refused is not None and refused.untouched,
+            )
         kind = _name(type(error))
         detail = _text(error)
         lines = "".join(traceback.format_exception(error))
@@ -154,7 +163,7 @@ class Status:
         if kind is None:
             return CallError(f"{text} (status {self.code!r})", **said)
         if issubclass(kind, Refused):
-            said["draining"] = self.draining
+            said |= {"draining": self.draining, "untouched": self.untouched}
         elif issubclass(kind, SchemaMismatch):
             said |= {"column": self.column, "wanted": self.wanted, "got": self.got}
         elif issubclass(kind, HandlerFailed):
@@ -228,7 +237,7 @@ def _decode_body(payload: bytes) -> dict[str, Any]:
         elif name == "counters":
             good = isinstance(value, dict) and all(map(_is_number, value.values()))
             value = MappingProxyType(value) if good else value
-        elif name == "draining":
+        elif name in ("draining", "untouched"):
             good = isinstance(value, bool)
         else:
             good = isinstance(value, str)

@@ -98,6 +98,11 @@ class OpenTelemetry:
             meter.create_observable_counter(
                 f"aqueduct.server.{name}", callbacks=[totals(name)], description=what
             )
+        meter.create_observable_up_down_counter(
+            "aqueduct.server.waiting",
+            callbacks=[totals("waiting_calls")],
+            description="Calls that wait for their turn",
+        )
         self._call_duration = meter.create_histogram(
             "rpc.client.call.duration", unit="s", description="Calls of clients, to their end"
         )

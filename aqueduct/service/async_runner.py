@@ -12,6 +12,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -23,6 +24,7 @@ from aqueduct.endpoint.accounts import LARGE, Reservation
 from aqueduct.errors import AqueductError, Busy
 from aqueduct.rpc.deadline import ThreadWakeup, Wakeup
 from aqueduct.rpc.threads import Job, apart
+from aqueduct.service.batching import QueuedBatch
 from aqueduct.service.call import ServerCall
 from aqueduct.service.call_output import CallOutput
 from aqueduct.service.handlers import SOURCE, Handler, HandlerShape
@@ -209,7 +211,8 @@ class MapRunner:
 
     Up to ``Handler.concurrency`` batches are worked on at once, and as many again may wait, taken
     or answered: so one slow batch does not stop the others at once. Of small batches more wait, so
-    that a thread finds the next one without asking the event loop.
+    that a thread finds the next one without asking the event loop. If the handler has a waiting
+    room, the batches have their turn there.
     """
 
     def __init__(self, running: ServerCall) -> None:
@@ -237,6 +240,10 @@ class MapRunner:
         self._tasks: set[asyncio.Task[None]] = set()
         self._rooms: dict[int, Reservation] = {}  # for the answers of batches at work
         self._room: Reservation | None = None  # for that of the next one
+        self._ticket = running.input.ticket
+        if self._ticket is not None:
+            self._ticket.deliver = self._came_back
+            self._ticket.context = copy_context()
 
     async def drive(self) -> None:
         """Works on the call to its end. The last thread has come back when it returns."""
@@ -386,6 +393,9 @@ class MapRunner:
         running = self._running
         self._sizes[number] = size
         self._outstanding_bytes += size
+        if self._ticket is not None:
+            self._ticket.add(QueuedBatch(number, batch, lease))
+            return
         with self._lock:
             self._jobs.append((number, batch, lease))
             if self._active >= running.handler.concurrency:
@@ -402,6 +412,11 @@ class MapRunner:
             with self._lock:
                 self._active -= 1
             raise
+
+    def _came_back(self, number: int, answer: Any, error: BaseException | None) -> None:
+        """What became of a batch that had its turn."""
+        self._finished.append((number, answer, error))
+        self._signal.set()
 
     def _trade(self, outcome: _Outcome | None) -> _Input | None:
         """Hands in what became of one batch, for the next one; None: go home.
@@ -450,12 +465,17 @@ class MapRunner:
         """The call was aborted. Threads end with the batch that they are at."""
         with self._lock:
             self._stopped = True
+        if self._ticket is not None:
+            self._ticket.leave()
         for task in self._tasks:
             task.cancel()
         self._signal.set()
 
     async def _settle(self) -> None:
-        if self._running.handler.shape is HandlerShape.COROUTINE:
+        if self._ticket is not None:
+            while self._ticket.line.active:
+                await self._signal.wait()
+        elif self._running.handler.shape is HandlerShape.COROUTINE:
             while self._tasks:  # one that was cancelled before its first step counts nothing down
                 await asyncio.wait(tuple(self._tasks))
         else:

@@ -220,8 +220,8 @@ class ServerCall:
             error = self.call.reason
             if error is None and self.task.cancelling():
                 text = f"the service {self.host.name!r} is ending"
-                names = {"peer": self.call.peer, "handler": self.call.handler}
-                error = Refused(text, draining=True, **names)
+                call = self.call
+                error = Refused(text, peer=call.peer, handler=call.handler, draining=True)
             error = error or caught  # some task of the handler's own was cancelled
         except BaseException as caught:  # noqa: BLE001  a handler may raise anything
             error = caught

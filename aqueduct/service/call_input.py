@@ -28,6 +28,7 @@ from aqueduct.service.context import Call, no_memory
 
 if TYPE_CHECKING:
     from aqueduct.service.call_output import CallOutput
+    from aqueduct.service.waiting_room import Ticket
 
 __all__ = ["CallInput"]
 
@@ -66,6 +67,8 @@ class CallInput:
         self.lease: Any = None
         """What the batch that came with the call is charged: a MemoryLease until it is taken, or
         another object with ``give_back`` until the call ends. None: nothing."""
+        self.ticket: Ticket | None = None
+        """What the call has in the waiting room of its handler, if that has one."""
         self.decoder: Any
         """A Decoder, or another object with its methods."""
         self._call = call

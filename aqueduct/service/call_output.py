@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from aqueduct.errors import AqueductError, BatchTooLarge, HandlerFailed
 from aqueduct.escaping import logger_of
 from aqueduct.rpc.deadline import ThreadWakeup
 from aqueduct.rpc.fragments import batch_headers, fragments
-from aqueduct.rpc.keys import BATCH, Headers
+from aqueduct.rpc.keys import ALIVE, BATCH, Headers
 from aqueduct.rpc.unary import ANSWERS_LIMIT
 from aqueduct.service.call_connection import AnswerSender, CallConnection
 from aqueduct.service.context import Call, no_memory
@@ -271,6 +272,19 @@ class CallOutput:
         """Sends a message that is no answer, if there is a channel for it."""
         if self.sender is not None:
             self.sender.post(payload, headers)
+
+    def tell_alive(self) -> None:
+        """Tells the client that its call waits for its turn, and is not stuck."""
+        if self.concluded:
+            return
+        buffer, spill = self._buffer, self._spill
+        with suppress(AqueductError):  # the client has gone in this very moment
+            if self.sender is None and spill is not None and buffer is not None:
+                if buffer.answers:
+                    return
+                spill()  # one message alone cannot say it
+            if self.writable:
+                self.post(b"", ((ALIVE, b"1"),))
 
     def mark(self, number: int) -> None:
         """Tells the client that the input is settled up to batch ``number``."""

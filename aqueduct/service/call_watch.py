@@ -80,6 +80,11 @@ class CallWatch:
         if self._connection.carrier.suspended or (patient is not None and patient()):
             self._since = now
             return
+        ticket = self._input.ticket
+        if ticket is not None and ticket.waits:  # whose end is Calls.queue_deadline
+            self._since = now
+            self._output.tell_alive()
+            return
         moved = self._progress()
         if moved != self._seen:
             nearer = self._seen[:-1] == moved[:-1]  # to its turn, and nothing else

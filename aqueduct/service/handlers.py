@@ -29,6 +29,7 @@ from aqueduct.arguments import signature_of
 from aqueduct.errors import ConfigError, HandlerFailed
 from aqueduct.rpc.describe import RESERVED_PREFIX
 from aqueduct.rpc.request import Kind
+from aqueduct.service.batching import Batching
 
 if TYPE_CHECKING:
     from aqueduct.service.context import Call
@@ -112,6 +113,13 @@ class Handler:
     """Whether a batch may be handed to it again, for example after a lost connection."""
     max_calls: int | None
     """Calls open at once; None leaves it to the service's limits."""
+    max_concurrency: int | None
+    """Calls that run at once, for a function of one batch: batches of all calls; with ``batching``:
+    runs. None: there is no waiting room."""
+    queue: int | None
+    """Calls that wait for that at most; None: Calls.queue."""
+    batching: Batching | None
+    """How batches of different calls are put together; None: they are not."""
     description: str
     one_to_one: bool
     """Whether it is a function of one batch, so that each batch has one answer."""
@@ -155,6 +163,10 @@ def make_handler(
     idempotent: bool,
     max_calls: int | None,
     description: str,
+    max_concurrency: int | None = None,
+    queue: int | None = None,
+    batch: Batching | None = None,
+    numpy: Any = False,
 ) -> Handler:
     """Checks what a user registers. Raises ConfigError that says what would do."""
     where = f"handler {name!r}"
@@ -169,8 +181,15 @@ def make_handler(
     if shape not in _SHAPES[kind]:
         wanted = " or ".join(sorted(f"{fit.value}" for fit in _SHAPES[kind]))
         raise ConfigError(f"{where}: a {kind} must be written as {wanted}, not as {shape.value}")
-    called_with = _CALLED_WITH[kind][shape]
-    takes_call = takes_last(f"{where}: it", function, called_with)
+    if batch is not None and not isinstance(batch, Batching):
+        raise ConfigError(
+            f"{where}: batch is {batch!r:.80}; it must be an aqueduct.Batching, such as "
+            "aqueduct.Batching(rows=4096)"
+        )
+    called_with, last = _CALLED_WITH[kind][shape], "call"
+    if batch is not None and called_with == "(batch, call)":
+        called_with, last = "(batch, calls)", "calls"
+    takes_call = takes_last(f"{where}: it", function, called_with, last=last)
     if input is not None and not isinstance(input, pa.Schema):
         raise ConfigError(f"{where}: input must be a pyarrow.Schema, not {type(input).__name__}")
     if output is not None and not isinstance(output, pa.Schema) and not callable(output):
@@ -196,8 +215,35 @@ def make_handler(
         isinstance(max_calls, bool) or not isinstance(max_calls, int) or max_calls < 1
     ):
         raise ConfigError(f"{where}: max_calls is {max_calls!r}; it must be 1 or more, or None")
+    if batch is not None and not one_to_one:
+        raise ConfigError(
+            f"{where}: batch= needs an exchange that is a function of one batch, not "
+            f"{'a ' + kind if kind != EXCHANGE else shape.value}"
+        )
+    if max_concurrency is None and batch is not None:
+        max_concurrency = 1
+    if not _is_count(max_concurrency, 1):
+        raise ConfigError(
+            f"{where}: max_concurrency is {max_concurrency!r}; it must be 1 or more, or None"
+        )
+    if not _is_count(queue, 0):
+        raise ConfigError(f"{where}: queue is {queue!r}; it must be 0 or more, or None")
+    if queue is not None and max_concurrency is None:
+        raise ConfigError(
+            f"{where}: queue={queue} needs max_concurrency= or batch=; without them no call waits"
+        )
+    if numpy not in (True, False, "nan"):
+        raise ConfigError(f"{where}: numpy is {numpy!r:.80}; it must be True, False or 'nan'")
+    if numpy and not one_to_one:
+        raise ConfigError(
+            f"{where}: numpy={numpy!r} needs an exchange that is a function of one batch, not "
+            f"{'a ' + kind if kind != EXCHANGE else shape.value}"
+        )
     if not description:
         description = (inspect.getdoc(function) or "").partition("\n\n")[0].strip()
+    if numpy:
+        function = _on_arrays(function, where, shape, takes_call, input, output, numpy == "nan")
+        takes_call = True
     return Handler(
         name=name,
         kind=kind,
@@ -209,9 +255,45 @@ def make_handler(
         concurrency=concurrency,
         idempotent=idempotent,
         max_calls=max_calls,
+        max_concurrency=max_concurrency,
+        queue=queue,
+        batching=batch,
         description=description,
         one_to_one=one_to_one,
         fault=_fault_of(name, output),
+    )
+
+
+def _is_count(given: object, least: int) -> bool:
+    """Whether it is a whole number of at least so much, or None."""
+    return given is None or (
+        isinstance(given, int) and not isinstance(given, bool) and given >= least
+    )
+
+
+def _on_arrays(
+    function: Callable[..., Any],
+    where: str,
+    shape: HandlerShape,
+    takes_call: bool,
+    input: pa.Schema | None,
+    output: OutputSchema,
+    nan: bool,
+) -> Callable[..., Any]:
+    try:
+        from aqueduct.service.numpy_handler import on_arrays
+    except ImportError as error:
+        raise ConfigError(
+            f"{where}: numpy=True needs numpy ({error}); pip install numpy"
+        ) from error
+    return on_arrays(
+        function,
+        where=where,
+        is_async=shape is HandlerShape.COROUTINE,
+        takes_call=takes_call,
+        input=input,
+        output=output,
+        nan=nan,
     )
 
 

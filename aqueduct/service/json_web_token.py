@@ -11,11 +11,13 @@
     service = aqueduct.Service("models", authorize=authorize)
 
 A token must have a signature by one of the keys, and an expiry (``exp``) that has not passed. If
-it has ``nbf`` or ``iat``, that time must have come.
+it has ``nbf`` or ``iat``, that time must have come. The handler finds what the token says in
+``call.state.claims``, and its ``sub`` in ``call.state.caller``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import os
@@ -69,6 +71,19 @@ class _Key:
     kid: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Verified:
+    """A token that was found valid: to check a signature takes as long as a small call."""
+
+    algorithm: str
+    kid: str | None
+    keys: tuple[_Key, ...]
+    """All keys of that time: once others are read, it is checked again."""
+    expires: int
+    claims: str
+    """As JSON: each call has claims of its own, and may change them."""
+
+
 class Jwt:
     """An ``authorize`` that goes by JSON Web Tokens (RFC 7519).
 
@@ -92,6 +107,7 @@ class Jwt:
         keep: Duration = 86_400.0,
         timeout: Duration = 10.0,
         limit: Size = "1m",
+        remember: int = 1024,
         ca: Pem | None = None,
     ) -> None:
         """Reads keys that are in files. Those at a URL are fetched for the first call.
@@ -112,6 +128,8 @@ class Jwt:
           many seconds after the last time. ``keep``: how long keys count that could not be read
           again.
         - ``timeout``: seconds for one reading. ``limit``: bytes of the set.
+        - ``remember``: valid tokens whose signature is not checked again for each call; 0: none.
+          They are checked again once the keys were read again.
         - ``ca``: CAs of the certificate of the URL's host, a PEM file or bytes; by default those of
           the system.
 
@@ -133,6 +151,8 @@ class Jwt:
         self._keep: float = KINDS["duration"].value(keep, "Jwt: keep")
         self._timeout: float = KINDS["duration"].value(timeout, "Jwt: timeout")
         self._limit: int = KINDS["size"].value(limit, "Jwt: limit")
+        self._remember: int = KINDS["count or zero"].value(remember, "Jwt: remember")
+        self._verified: dict[bytes, _Verified] = {}
         self._allow = allow
         if allow is not None:
             KINDS["function"].value(allow, "Jwt: allow")
@@ -168,7 +188,8 @@ class Jwt:
         if token is None:
             why = "the service asks for a token, and the call has none; give token=..."
             raise Refused(why, peer=call.peer, handler=call.handler)
-        algorithm, kid = self._header(call, token)
+        known = self._known(token)
+        algorithm, kid = (known.algorithm, known.kid) if known else self._header(call, token)
         if self._waits(algorithm, kid):
             return self._renew_and_decide(call, token, algorithm, kid)
         return self._decide(call, token, algorithm, kid)
@@ -182,6 +203,15 @@ class Jwt:
         await self._reload.run()
         answer = self._decide(call, token, algorithm, kid)
         return await answer if inspect.isawaitable(answer) else answer
+
+    def _known(self, token: str) -> _Verified | None:
+        """What is remembered of a token that is valid still."""
+        if not self._verified:
+            return None
+        known = self._verified.get(_digest(token))
+        if known is None or known.keys is not self._keys:
+            return None
+        return known if known.expires > time.time() - self._leeway else None
 
     def _header(self, call: Call, token: str) -> tuple[str, str | None]:
         """What the token says of its signature. Raises Refused."""
@@ -205,15 +235,15 @@ class Jwt:
         if now < self._tried_at + self._retry:
             return False
         age = now - self._read_at
-        if age >= self._keep or not self._fitting(algorithm, kid):
+        if age >= self._keep or not self._fitting(self._keys, algorithm, kid):
             return True
         if age >= self._refresh:
             self._reload.begin()
         return False
 
-    def _fitting(self, algorithm: str, kid: str | None) -> list[_Key]:
-        """The keys that the token may be signed by."""
-        fitting = [key for key in self._keys if algorithm in key.algorithms]
+    def _fitting(self, held: tuple[_Key, ...], algorithm: str, kid: str | None) -> list[_Key]:
+        """Those of the keys that the token may be signed by."""
+        fitting = [key for key in held if algorithm in key.algorithms]
         if kid is None or self._set is None:
             return fitting
         return [key for key in fitting if key.kid == kid]
@@ -225,19 +255,37 @@ class Jwt:
         if self._set is not None and time.monotonic() >= self._read_at + self._keep:
             text = "the service cannot check tokens now, as it has no keys; try again later"
             raise Busy(text, **names)
-        keys = self._fitting(algorithm, kid)
+        known = self._known(token)
+        if known is None:
+            claims = self._verify(token, algorithm, kid, names)
+        else:
+            claims = json.loads(known.claims)
+        call.state.claims = claims
+        call.state.caller = claims.get("sub")
+        if self._allow is None:
+            return None
+        return self._allow(claims, call) if self._tells_call else self._allow(claims)
+
+    def _verify(self, token: str, algorithm: str, kid: str | None, names: Any) -> dict[str, Any]:
+        """What the token says, which is true and is remembered. Raises Refused."""
+        held = self._keys  # others may come meanwhile
+        keys = self._fitting(held, algorithm, kid)
         if not keys:
             raise Refused("the token is signed by a key that the service does not know", **names)
         if len(keys) > _TRIED:
             text = f"the token does not say by which of {len(keys)} keys it is signed (kid)"
             raise Refused(text, **names)
         claims = self._claims(token, algorithm, keys, names)
-        if self._allow is None:
-            return None
-        return self._allow(claims, call) if self._tells_call else self._allow(claims)
+        if self._remember:
+            if len(self._verified) >= self._remember:
+                self._verified.clear()
+            self._verified[_digest(token)] = _Verified(
+                algorithm, kid, held, int(claims["exp"]), json.dumps(claims)
+            )
+        return claims
 
     def _claims(self, token: str, algorithm: str, keys: list[_Key], names: Any) -> dict[str, Any]:
-        """What the token says, which is true. Raises Refused."""
+        """What the token says, if one of the keys has signed it. Raises Refused."""
         failure: Exception | None = None
         for key in keys:
             try:
@@ -316,6 +364,10 @@ class Jwt:
                 if time.monotonic() > end:
                     raise TimeoutError(f"no end came within {self._timeout:g} s (timeout)")
         return bytes(content)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
 def _library() -> ModuleType:

@@ -203,8 +203,11 @@ class ReactiveSender:
         return request.connection.error or Cancelled("the client cancelled the request")
 
     def post(self, payload: Any, headers: Headers) -> None:
-        """Sends an answer, or keeps it as the last one. Raises what the handler is to be told."""
-        if self.request.ended:
+        """Sends an answer, or keeps it as the last one. Raises what the handler is to be told.
+
+        Messages without a payload are not for clients of ReactiveSocket.
+        """
+        if self.request.ended or not payload:
             return
         parts = payload
         if self.prefix:

@@ -62,8 +62,10 @@ from aqueduct.service.reactive_gateway import (
     snapshot_line,
     snapshot_of,
 )
+from aqueduct.service.shared_runner import WaitingRooms
 from aqueduct.service.thread_runner import GeneratorRunner
 from aqueduct.service.unary import UnaryCall
+from aqueduct.service.waiting_room import run_in_turn
 
 if TYPE_CHECKING:
     from aqueduct.protocol.common.receiver import Received
@@ -82,6 +84,7 @@ _ENDS: Final = ("failed", "cancelled", "refused", "unreported")
 COUNTERS: Final = (
     "calls",
     "open_calls",
+    "waiting_calls",
     "connections",
     "open_connections",
     "resumes",
@@ -134,6 +137,7 @@ class RunningService:
         self._connections: dict[CallConnection, set[ServerCall]] = {}
         self._gateway = ReactiveGateway(self)
         self._by_handler: Counter[str] = Counter()
+        self._rooms = WaitingRooms(self, self.config.calls)
         self._counted: Counter[str] = Counter()
         self._number = 0
         self._draining = False
@@ -167,16 +171,18 @@ class RunningService:
         """What was counted since the start; may be called from any thread.
 
         ``calls`` and ``connections`` are totals and ``open_calls`` and ``open_connections`` what
-        is there now. ``resumes`` are cuts after which a connection went on. Of the calls,
-        ``failed`` ended with an error, ``cancelled`` were abandoned by their clients, and
-        ``refused`` never began (busy, unknown, token, schema). ``unreported`` are those of them
-        whose client is not told, as they were fired (REQUEST_FNF).
+        is there now; ``waiting_calls`` of the open ones wait for their turn. ``resumes`` are cuts
+        after which a connection went on. Of the calls, ``failed`` ended with an error,
+        ``cancelled`` were abandoned by their clients, and ``refused`` never began (busy, unknown,
+        token, schema). ``unreported`` are those of them whose client is not told, as they were
+        fired (REQUEST_FNF).
         """
         open_calls = tuple(self.calls)
         resumes = sum(connection.carrier.resumes for connection in tuple(self._connections))
         found = {
             "calls": self._number,
             "open_calls": len(open_calls),
+            "waiting_calls": self._rooms.waiting,
             "connections": self._counted["connections"],
             "open_connections": len(self._connections),
             "resumes": self._counted["resumes"] + resumes,
@@ -243,6 +249,7 @@ class RunningService:
         await asyncio.gather(*closes)
         for running in tuple(self.calls):  # handlers that do not end
             running.task.cancel()
+        self._rooms.close()
         self._pool.close()
         self._starter.close()
         self.watches.close()
@@ -301,6 +308,7 @@ class RunningService:
         return {
             "counters": self.counters(),
             "memory": self.memory(),
+            "turns": self._rooms.state(),
             "connections": [snapshot_of(connection) for connection in tuple(self._connections)],
         }
 
@@ -414,7 +422,7 @@ class RunningService:
         peer = dispatcher.connection.carrier.peer
         if self._draining:
             text = f"the service {self.name!r} is ending"
-            raise Refused(text, draining=True, peer=peer, handler=handler)
+            raise Refused(text, peer=peer, handler=handler, draining=True, untouched=True)
         if len(calls) >= limits.max_calls_connection:
             text = (
                 f"{len(calls)} calls are open on this connection, which is the limit "
@@ -486,6 +494,7 @@ class RunningService:
                 "(max_calls)",
                 **names,
             )
+        running.input.ticket = self._rooms.enter(handler, running)
         self._by_handler[handler.name] += 1
         return handler
 
@@ -502,15 +511,25 @@ class RunningService:
         """See CallHost."""
         if self._telemetry is not None:
             self._observe(running, self._telemetry)
-        handler = running.handler
-        shape = handler.shape
-        if shape is HandlerShape.COROUTINE and running.single and handler.one_to_one:
+        handler, ticket = running.handler, running.input.ticket
+        if ticket is not None and not handler.one_to_one:
+            run = self._plain_runner(handler)
+            return lambda running: run_in_turn(ticket, partial(run, running))
+        if (
+            handler.one_to_one
+            and running.single
+            and ticket is None
+            and handler.shape is HandlerShape.COROUTINE
+        ):
             return drive_coroutine
-        if shape is HandlerShape.ASYNC_GENERATOR:
+        return self._plain_runner(handler)
+
+    def _plain_runner(self, handler: Handler) -> Run:
+        if handler.shape is HandlerShape.ASYNC_GENERATOR:
             return drive_async_generator
         if handler.one_to_one:
             return lambda running: MapRunner(running).drive()
-        if shape is HandlerShape.COROUTINE:
+        if handler.shape is HandlerShape.COROUTINE:
             return drive_coroutine_sink
         return lambda running: GeneratorRunner(running).drive()
 

@@ -36,7 +36,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from types import MappingProxyType
-from typing import Any, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, cast, overload
 
 import pyarrow as pa
 
@@ -58,6 +58,7 @@ from aqueduct.rpc.describe import (
 )
 from aqueduct.rpc.request import Kind
 from aqueduct.rpc.threads import apart
+from aqueduct.service.batching import Batching
 from aqueduct.service.handlers import (
     EXCHANGE,
     SOURCE,
@@ -147,7 +148,11 @@ class Service:
         concurrency: int = 1,
         idempotent: bool = False,
         max_calls: int | None = None,
+        max_concurrency: int | None = None,
+        queue: int | None = None,
+        batch: Batching | None = None,
         description: str = "",
+        numpy: bool | Literal["nan"] = False,
     ) -> Callable[[Function], Function]: ...
 
     @checked()
@@ -161,7 +166,11 @@ class Service:
         concurrency: int = 1,
         idempotent: bool = False,
         max_calls: int | None = None,
+        max_concurrency: int | None = None,
+        queue: int | None = None,
+        batch: Batching | None = None,
         description: str = "",
+        numpy: bool | Literal["nan"] = False,
     ) -> Any:
         """Registers the decorated function, and returns it unchanged.
 
@@ -179,7 +188,18 @@ class Service:
         - ``idempotent``: whether a batch may be handed to it a second time.
         - ``max_calls``: calls open at once; more are answered with ``busy``. The service's own
           limits (Calls.max_calls_connection, Calls.max_calls_process) hold beside it.
+        - ``max_concurrency``: calls that run at once; of a function of one batch, the batches of
+          all calls. Others wait for their turn: peers take turns, and the calls of each. None: any
+          number runs.
+        - ``queue``: calls that wait for their turn; more are answered with ``busy``. None:
+          Calls.queue. One that has waited for Calls.queue_deadline ends with ``busy``, too.
+        - ``batch``: an ``aqueduct.Batching``. It puts batches of different calls together for a
+          function of one batch, which gives one row for each row. ``max_concurrency`` is 1 then,
+          unless it is given. The function's second argument is a tuple of ``aqueduct.CallRows``.
         - ``description``: for ``describe``; by default the first paragraph of the docstring.
+        - ``numpy``: the function of one batch is given a dict of numpy arrays, and returns one (or
+          one array, if the output has one column); ``aqueduct.arrow.numpy_arrays`` says how
+          columns become arrays. ``"nan"``: nulls of floats become NaN; other nulls fail the call.
 
         Raises ConfigError for what cannot work.
         """
@@ -202,6 +222,10 @@ class Service:
                 idempotent=idempotent,
                 max_calls=max_calls,
                 description=description,
+                max_concurrency=max_concurrency,
+                queue=queue,
+                batch=batch,
+                numpy=numpy,
             )
             if called in self._handlers:
                 raise ConfigError(f"the service {self.name!r} has a handler {called!r} already")
@@ -426,6 +450,7 @@ class Service:
                     concurrency=handler.concurrency,
                     idempotent=handler.idempotent,
                     summary=handler.description,
+                    max_concurrency=handler.max_concurrency,
                 )
                 for handler in self._handlers.values()
                 if not handler.name.startswith(RESERVED_PREFIX)

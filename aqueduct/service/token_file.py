@@ -19,7 +19,8 @@ A line is a name, a hash and what limits the token; ``#`` begins a comment.
 | ``expires=2027-01-31`` | refused from then on; a date, or a date with time, of UTC by default |
 
 A token with none of the first three may call everything; with one of them nothing else. Each may
-ask what the service offers (``aqueduct describe``). Several lines may have the same name.
+ask what the service offers (``aqueduct describe``). Several lines may have the same name. The
+handler finds the name in ``call.state.caller``.
 """
 
 from __future__ import annotations
@@ -169,8 +170,9 @@ class TokenFile:
                 why = "the service does not know the token of the call"
             else:
                 why = entry.check(call.handler)
-        if why:
+        if why or entry is None:
             raise Refused(why, peer=call.peer, handler=call.handler)
+        call.state.caller = entry.name
 
     def _place(self, digest: bytes) -> bytes:
         """The key of a hash. No client knows it, so how long a search takes tells it nothing."""

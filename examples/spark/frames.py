@@ -1,4 +1,4 @@
-"""One service in the other shapes of Spark: a column, data frames of pandas, and groups.
+"""One service in the other shapes of Spark: a column, a table, data frames of pandas, and groups.
 
 python examples/spark/frames.py              starts the service too
 python examples/spark/frames.py serve        the service alone; prints its address
@@ -13,7 +13,13 @@ from pyspark.sql import SparkSession
 
 import aqueduct
 from program import run
-from spark_udfs import exchange_by_key, exchange_column, exchange_grouped, exchange_pandas
+from spark_udfs import (
+    exchange_by_key,
+    exchange_column,
+    exchange_grouped,
+    exchange_pandas,
+    exchange_table,
+)
 
 CELSIUS = pa.schema([("celsius", pa.float64())])
 FAHRENHEIT = pa.schema([("fahrenheit", pa.float64())])
@@ -46,12 +52,15 @@ def job(spark: SparkSession, address: str) -> None:
         "15 + (id % 500) * (id div 500) / 1000 as celsius",
     )
 
-    convert = exchange_column(address, "convert", "double", columns=["celsius"])
-    column = readings.select(convert("celsius").alias("fahrenheit"))
+    readings.createOrReplaceTempView("readings")
+    spark.udf.register("to_fahrenheit", exchange_column(address, "convert"))
+    column = spark.sql("SELECT to_fahrenheit(celsius) fahrenheit FROM readings")
+    spark.udtf.register("convert", exchange_table(address, "convert"))
+    table = spark.sql("SELECT * FROM convert(TABLE(SELECT celsius FROM readings))")
     pandas = readings.select("celsius").mapInPandas(
         exchange_pandas(address, "convert", input_schema=CELSIUS), "fahrenheit double"
     )
-    for frame in (column, pandas):
+    for frame in (column, table, pandas):
         (mean,) = frame.selectExpr("round(avg(fahrenheit), 6)").collect()[0]
         assert mean == round(32 + 1.8 * (15 + 249.5 * 4.5 / 1000), 6), mean
 
@@ -61,7 +70,7 @@ def job(spark: SparkSession, address: str) -> None:
     for frame in (grouped, by_key):
         trends = {row.city: (row.days, round(row.slope, 6)) for row in frame.collect()}
         assert trends == {f"city {k}": (10, k / 1000) for k in range(500)}
-    print("ok: 500 trends twice, and 5,000 temperatures twice")
+    print("ok: 500 trends twice, and 5,000 temperatures three times")
 
 
 if __name__ == "__main__":

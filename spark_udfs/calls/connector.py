@@ -43,6 +43,11 @@ class TaskConnector:
         """
         return self._place.task is not None
 
+    @property
+    def over(self) -> bool:
+        """Never: the pool connects for as long as there is a task."""
+        return False
+
     def targets(self) -> Sequence[Peer]:
         """Whom to call, the first ones first."""
         return self._peers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -24,6 +24,7 @@ __all__ = ["BatchAnswer", "CallSpec", "OnError", "Opened"]
 class CallSpec(BalancedSpec):
     """Whom to call, and how. ``spark_udfs.exchange`` has the meaning of each."""
 
+    insists: ClassVar[bool] = True
     addresses: tuple[str, ...]
     """Batches for a function of one batch are spread over them; other handlers get one each."""
     schema: pa.Schema | None

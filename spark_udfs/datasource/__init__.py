@@ -20,6 +20,7 @@ from pyspark.sql.datasource import DataSource
 from spark_udfs.calls.telemetry import Setup, Trace
 from spark_udfs.datasource.options import SHARED, Settings, settings_of
 from spark_udfs.options import argument, defaults
+from spark_udfs.versions import younger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +66,8 @@ class AqueductSource(DataSource):
         return reader.TableReader(self.settings, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """The same for streams."""
+        """The same for streams. Needs PySpark 4.2: older ones do not say where a batch begins."""
+        younger("pyspark.sql.streaming.datasource.ReadLimit", "4.2", "reading a stream")
         from spark_udfs.datasource import stream_reader
 
         return stream_reader.TableStreamReader(self.settings, schema)
@@ -79,10 +81,12 @@ class AqueductSource(DataSource):
     def streamWriter(  # noqa: N802 - Spark's names
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """The same for the batches of a stream."""
-        from spark_udfs.datasource import writer
+        """The same for the batches of a stream. Needs PySpark 4.1: older ones hand over rows."""
+        base = "pyspark.sql.datasource.DataSourceStreamArrowWriter"
+        younger(base, "4.1", "writing a stream")
+        from spark_udfs.datasource import stream_writer
 
-        return writer.make_stream_writer(self.settings, schema, overwrite)
+        return stream_writer.make_stream_writer(self.settings, schema, overwrite)
 
 
 def register(spark: SparkSession, *, telemetry: Setup | None = None) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from aqueduct.arrow.schema import difference, shorten
 from aqueduct.client.retry import may_pass
@@ -27,15 +27,16 @@ from spark_udfs.calls.pool import process_pool
 from spark_udfs.calls.spec import CallSpec
 from spark_udfs.calls.telemetry import working
 from spark_udfs.datasource.options import Settings
-from spark_udfs.datasource.pushdown import filter_of
 from spark_udfs.datasource.query import ask, patience, rest, tries
 from spark_udfs.datasource.types import arrow_of, check_declared, spark_schema
 from spark_udfs.functions.casts import Casting, cast_column
 from spark_udfs.functions.fitting import Fitting
+from spark_udfs.worker.awake import idle_limit, kept_awake, without_rows
 from spark_udfs.worker.metrics import Tally, TaskMetrics
 from spark_udfs.worker.task import TaskContext, here, locate
 
 if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter  # of PySpark 4.1
     from pyspark.sql.types import StructType
 
     from aqueduct.rpc.filters import Filter as Condition
@@ -113,6 +114,8 @@ class TableReader(DataSourceReader):
 
     def push(self, filters: list[Filter]) -> Iterable[Filter]:
         """Offers ``filters`` to the table, and gives back those that Spark has to apply."""
+        from spark_udfs.datasource.pushdown import filter_of  # PySpark 4.1 is needed from here on
+
         if not self.alike:
             self._plan(())
             return filters
@@ -167,7 +170,7 @@ class _Pushing:
     be able to read all the same.
     """
 
-    __func__ = staticmethod(DataSourceReader.pushFilters)
+    __func__ = staticmethod(getattr(DataSourceReader, "pushFilters", lambda: None))  # 4.0 has none
 
     def __init__(self, reader: TableReader) -> None:
         self.reader = reader
@@ -219,6 +222,13 @@ def read_split(wanted: Wanted, split: Split) -> Iterator[pa.RecordBatch]:
     A call that broke before its first batch is made again, at the next address. Closing the
     iterator cancels the call. Raises the errors of ``aqueduct.errors``.
     """
+    batches, limit = _read_split(wanted, split), idle_limit()
+    if limit is None:
+        return batches
+    return kept_awake(batches, limit, lambda: without_rows(wanted.made))
+
+
+def _read_split(wanted: Wanted, split: Split) -> Generator[pa.RecordBatch]:
     place, numbers = here(), TaskMetrics()
     settings = wanted.settings
     own = CallSpec(

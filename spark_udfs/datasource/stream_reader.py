@@ -8,6 +8,7 @@ the same two offsets whenever it is asked.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,7 +22,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from aqueduct.errors import BadCall, ConfigError
+from aqueduct.errors import AqueductError, BadCall, ConfigError
+from aqueduct.escaping import logger_of
 from aqueduct.rpc.table_scan import Limit, Offset, ScanPlan, ScanRequest
 from spark_udfs.calls.pool import process_pool
 from spark_udfs.datasource.options import Settings
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TableStreamReader"]
 
+log = logger_of(__name__)
+
 
 class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a table as a stream. Lives on the driver as long as the query; ``read`` in tasks."""
@@ -53,6 +57,10 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.made = arrow_of(schema)
         self.limit = _limit(settings)
         self.until: Offset | None = None
+        self.newest: Offset | None = None
+        """The table's newest offset where the last answer was not cut short by a limit."""
+        self.start: Offset | None = None
+        """Where the last batch began: what the table is asked from, for the query's progress."""
         answer = self._ask(ScanRequest("schema", columns=self.columns))
         if not answer.streams:
             raise ConfigError(
@@ -78,6 +86,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
         """How far the next batch goes."""
+        self.start, self.newest = start, None
         if start == self.until:
             return start
         most = Limit(
@@ -86,7 +95,25 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             files=getattr(limit, "max_files", None),
             until=self.until,
         )
-        return self._offset(self._ask(ScanRequest("latest", start=start, limit=most)))
+        found = self._offset(self._ask(ScanRequest("latest", start=start, limit=most)))
+        if most == Limit():
+            self.newest = found
+        return found
+
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802
+        """The table's newest offset, for ``latestOffset`` in the progress of the query.
+
+        It is only told to people. So where the table cannot be asked it is None, with a line in
+        the log, and the query goes on.
+        """
+        if self.start is None or self.newest is not None:
+            return self.newest
+        try:
+            question = ScanRequest("latest", start=self.start)
+            return self._offset(ask(replace(self.settings, retries=0), question, keep=True))
+        except AqueductError as error:
+            log.warning("%s does not say its newest offset: %s", where(self.settings), error)
+            return None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The splits of a batch."""

@@ -20,11 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from aqueduct.client.sink_writer import SinkWriter
 from aqueduct.client.sync_client import SyncClient
@@ -59,10 +55,9 @@ __all__ = [
     "COMMIT_DEADLINE",
     "BatchSinkWriter",
     "CommitMessage",
-    "StreamSinkWriter",
     "Writing",
-    "make_stream_writer",
     "make_writer",
+    "said",
 ]
 
 log = logger_of(__name__)
@@ -73,8 +68,6 @@ COMMIT_DEADLINE: Final = 600.0
 """Seconds for which a commit without an answer is repeated, unless the option of that name says
 else."""
 _PAUSE_LIMIT: Final = 5.0
-_QUERY: Final = "sql.streaming.queryId"
-_BATCH: Final = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
@@ -99,20 +92,6 @@ def make_writer(settings: Settings, schema: StructType, overwrite: bool) -> Batc
     return BatchSinkWriter(writing, settings.more.get("write_key") or uuid.uuid4().hex)
 
 
-def make_stream_writer(settings: Settings, schema: StructType, overwrite: bool) -> StreamSinkWriter:
-    """The same for one batch of a stream.
-
-    Spark makes another one for its commit, which has to wait for a service that is not there for
-    longer than this. So such a service is left to the tasks and to ``commit``.
-    """
-    writing = Writing(settings, overwrite, uuid.uuid4().hex)
-    try:
-        writing.look(schema)
-    except (Busy, ConnectionLost) as error:
-        log.warning("%r cannot be looked at before it is written to: %s", settings.handler, error)
-    return StreamSinkWriter(writing, settings.more.get("write_key") or "")
-
-
 class BatchSinkWriter(DataSourceArrowWriter):
     """One job. A copy travels to each task, another one to the commit."""
 
@@ -126,50 +105,11 @@ class BatchSinkWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver, when every partition has a message."""
-        self.writing.commit(self.write_key, _said(messages))
+        self.writing.commit(self.write_key, said(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver, when the job has failed."""
-        self.writing.abort(self.write_key, _said(messages), self.writing.execution)
-
-
-class StreamSinkWriter(DataSourceStreamArrowWriter):
-    """One batch of a streaming query. The one that commits is not the one that travels to tasks."""
-
-    def __init__(self, writing: Writing, write_key: str) -> None:
-        self.writing = writing
-        self.write_key = write_key
-        """What stands for the query; "" for its id, which only tasks know."""
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> CommitMessage:
-        """In a task: writes its partition."""
-        query = self.write_key or _local_property(_QUERY)
-        write_key = WriteKey(f"{query}/{_local_property(_BATCH)}", self.writing.overwrite)
-        return self.writing.write(write_key, iterator, here())
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """On the driver, when every partition has a message."""
-        said = _said(messages)
-        self.writing.commit(self._write_key(said, batchId), said)
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """On the driver, when the batch has failed."""
-        said = _said(messages)
-        if said or self.write_key:
-            execution = said[0].execution if said else None
-            self.writing.abort(self._write_key(said, batchId), said, execution)
-        # Else no task has told which query it was: the batch's next commit throws away what was
-        # prepared, or its time to live ends.
-
-    def _write_key(self, said: list[CommitMessage], batch: int) -> WriteKey:
-        if said:
-            return said[0].write_key
-        if not self.write_key:
-            raise ConfigError(
-                "no partition told which streaming query it belongs to; name it by "
-                '.option("write_key", NAME)'
-            )
-        return WriteKey(f"{self.write_key}/{batch}", self.writing.overwrite)
+        self.writing.abort(self.write_key, said(messages), self.writing.execution)
 
 
 class Writing:
@@ -426,18 +366,6 @@ def _plainly(error: AqueductError) -> AqueductError:
     return error
 
 
-def _said(messages: Sequence[WriterCommitMessage | None]) -> list[CommitMessage]:
+def said(messages: Sequence[WriterCommitMessage | None]) -> list[CommitMessage]:
+    """Those of ``messages`` that tasks of this writer gave."""
     return [each for each in messages if isinstance(each, CommitMessage)]
-
-
-def _local_property(name: str) -> str:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    value = None if context is None else context.getLocalProperty(name)
-    if not value:
-        raise ConfigError(
-            f"the task has no {name}: a streaming query sets it; name the query by "
-            '.option("write_key", NAME)'
-        )
-    return str(value)

@@ -31,6 +31,7 @@ from spark_udfs.files.reader import Part, Prefetcher, ReadItem, read
 from spark_udfs.files.writer import Written, key_of
 from spark_udfs.functions.exchange import Exchange, exchange
 from spark_udfs.options import argument, unknown
+from spark_udfs.worker.awake import idle_limit, kept_awake, without_rows
 from spark_udfs.worker.metrics import TaskMetrics, Total
 from spark_udfs.worker.pickling import PickledFunction
 from spark_udfs.worker.task import here
@@ -421,6 +422,14 @@ class FilesFunction(PickledFunction):
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
         """Receipts, or answers."""
+        results = self._results(rows)
+        # A receipt comes at the end of a part. Answers are kept apart by the exchange itself.
+        limit = idle_limit() if self.work.receipts else None
+        if limit is None:
+            return results
+        return kept_awake(results, limit, lambda: without_rows(_RECEIPT))
+
+    def _results(self, rows: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
         parts = _parts(rows)
         with contextlib.closing(self.reading.ahead(parts)) as ahead:
             for number, part in enumerate(parts):

@@ -134,6 +134,12 @@ class Shaper:
         self._output: pa.Schema | None = None
         self._answer_cast: Casting | None = None
 
+    @property
+    def output(self) -> pa.Schema:
+        """Of the rows that come out; known from ``opened`` on."""
+        assert self._output is not None
+        return self._output
+
     def held(self) -> int:
         """The bytes of the rows that wait for their answers."""
         return self._bytes

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["declared_input", "output_schema", "refusal"]
+__all__ = ["declared_input", "declared_output", "output_schema", "refusal", "takes_and_answers"]
 
 Found = TypeVar("Found")
 
@@ -47,6 +47,25 @@ def declared_input(calling: CallSpec, *, task: int | None = None) -> pa.Schema |
         if key not in _inputs:
             _inputs[key] = _described(calling, task).input
         return _inputs[key]
+
+
+def declared_output(calling: CallSpec) -> pa.Schema:
+    """What the handler answers with, whatever it is sent. Raises ConfigError if that depends."""
+    return takes_and_answers(calling)[1]
+
+
+def takes_and_answers(calling: CallSpec) -> tuple[pa.Schema | None, pa.Schema]:
+    """What the handler takes, None if it takes anything, and what it answers with.
+
+    The service is asked, from here. Raises ConfigError if the answer depends on what is sent.
+    """
+    handler = _described(calling, None)
+    if handler.output is None:
+        raise ConfigError(
+            f"what handler {calling.handler!r} at {calling.places} answers with depends on what it "
+            "is sent: say what comes back, returns="
+        )
+    return handler.input, handler.output
 
 
 def output_schema(

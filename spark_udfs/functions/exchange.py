@@ -51,6 +51,7 @@ from spark_udfs.spark_types import (
     taken_schema,
     told_schema,
 )
+from spark_udfs.worker.awake import idle_limit, kept_awake, without_rows
 from spark_udfs.worker.metrics import Tally, TaskMetrics, Total
 from spark_udfs.worker.pickling import PickledFunction, check_picklable
 from spark_udfs.worker.task import TaskContext, here, locate
@@ -325,17 +326,48 @@ class Exchange(PickledFunction):
         In a task of Spark they have the types that Spark takes (docs/cookbook/types.md), and a
         value that would be lost raises SchemaMismatch. Closing the iterator early cancels the call.
 
-        Without Spark, a list of batches, a RecordBatch and a Table do as well.
+        Without Spark, a list of batches, a RecordBatch and a Table do as well. Where Spark ends
+        idle workers, batches without rows come while the service is slow (``worker/awake.py``).
         """
+        limit = idle_limit()
+        if limit is None:
+            return self.fitted(batches)
+        return self._awake(_source(batches), limit)
+
+    def fitted(self, batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
+        """The answers with the types that Spark takes, and nothing between them."""
         return self._answers(_source(batches), fitted=True)
 
     def answers(self, batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
         """The answers with the handler's types, for programs other than Spark."""
         return self._answers(_source(batches), fitted=False)
 
+    def _awake(self, source: Iterator[pa.RecordBatch], limit: float) -> Generator[pa.RecordBatch]:
+        """The fitted answers, and batches without rows where they are slow."""
+        heard: list[pa.Schema] = []
+        sent: pa.Schema | None = None  # of the first batch that Spark got: all must have it
+
+        def nothing() -> list[pa.RecordBatch]:
+            nonlocal sent
+            if sent is None:
+                sent = self.fitting(heard[0]).schema if heard else self.declared
+            return [] if sent is None else without_rows(sent)
+
+        answers = self._answers(source, fitted=True, heard=heard.append)
+        with contextlib.closing(kept_awake(answers, limit, nothing)) as awake:
+            for answer in awake:
+                if sent is None:
+                    sent = answer.schema
+                yield answer if answer.schema.equals(sent) else answer.cast(sent)
+
     def _answers(
-        self, source: Iterator[pa.RecordBatch], *, fitted: bool
+        self,
+        source: Iterator[pa.RecordBatch],
+        *,
+        fitted: bool,
+        heard: Callable[[pa.Schema], None] | None = None,
     ) -> Generator[pa.RecordBatch]:
+        """``heard`` is told what will be answered, before ``fitted`` is done to it."""
         first = next(source, None)
         if first is not None:
             if not isinstance(first, pa.RecordBatch):
@@ -353,7 +385,7 @@ class Exchange(PickledFunction):
             with working(
                 self.calling, tally=self.tally, trace=self.trace, place=place, numbers=numbers
             ) as calling:
-                answers = self._work(calling, source, schema, place, numbers)
+                answers = self._work(calling, source, schema, place, numbers, heard)
                 fits = fitted and self.fits(place)
                 yield from self._fitted(answers) if fits else answers
         except AqueductError as error:
@@ -368,13 +400,19 @@ class Exchange(PickledFunction):
         schema: pa.Schema,
         place: TaskContext,
         numbers: TaskMetrics,
+        heard: Callable[[pa.Schema], None] | None,
     ) -> Generator[pa.RecordBatch]:
         if not self.shape.plain:
-            yield from self._shaped(calling, source, schema, place, numbers)
+            yield from self._shaped(calling, source, schema, place, numbers, heard)
             return
         if self.input_schema is not None:
             check(self.input_schema, schema, where="the batches of the partition")
-        answers = run(calling, source, schema=schema, place=place, numbers=numbers)
+
+        def opened(answered: pa.Schema, capabilities: frozenset[str]) -> None:
+            if heard is not None:
+                heard(answered)
+
+        answers = run(calling, source, schema=schema, place=place, numbers=numbers, opened=opened)
         try:
             for answer in answers:
                 assert answer.batch is not None  # a failed batch ends the call
@@ -389,6 +427,7 @@ class Exchange(PickledFunction):
         schema: pa.Schema,
         place: TaskContext,
         numbers: TaskMetrics,
+        heard: Callable[[pa.Schema], None] | None,
     ) -> Generator[pa.RecordBatch]:
         """The same with all that ``shape`` asks for."""
         limit = calling.config.calls.batch_limit
@@ -399,6 +438,11 @@ class Exchange(PickledFunction):
         elif self.input_schema is not None:
             check(self.input_schema, shaper.sent, where="what is sent of the partition")
 
+        def opened(answered: pa.Schema, capabilities: frozenset[str]) -> None:
+            shaper.opened(answered, capabilities)
+            if heard is not None:
+                heard(shaper.output)
+
         def call(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Generator[BatchAnswer]:
             return run(
                 calling,
@@ -406,7 +450,7 @@ class Exchange(PickledFunction):
                 schema=schema,
                 place=place,
                 numbers=numbers,
-                opened=shaper.opened,
+                opened=opened,
                 held=shaper.held,
             )
 

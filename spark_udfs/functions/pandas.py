@@ -13,20 +13,24 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from aqueduct.arrow.cast_ways import obstacle
 from aqueduct.arrow.casts import Unfit, cast
-from aqueduct.arrow.schema import difference
+from aqueduct.arrow.schema import difference, shorten
 from aqueduct.errors import ConfigError, SchemaMismatch
 from spark_udfs.functions.casts import Casting
+from spark_udfs.functions.discovery import refusal, takes_and_answers
 from spark_udfs.functions.exchange import Exchange, exchange
 from spark_udfs.functions.fitting import Fitting
 from spark_udfs.options import argument
 from spark_udfs.schemas import arrow_schema, large_types
+from spark_udfs.spark_schemas import spark_schema
 from spark_udfs.spark_types import precision_of
+from spark_udfs.versions import younger
+from spark_udfs.worker.awake import idle_limit, kept_awake, local_property, without_rows
 from spark_udfs.worker.metrics import Total
 from spark_udfs.worker.pickling import PickledFunction
 from spark_udfs.worker.task import here
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 __all__ = ["ColumnExchange", "PandasExchange", "exchange_column", "exchange_pandas"]
+
+_PAIRED: Final = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 
 
 def exchange_pandas(address: str, handler: str, **options: Any) -> PandasExchange:
@@ -50,9 +56,9 @@ def exchange_pandas(address: str, handler: str, **options: Any) -> PandasExchang
 def exchange_column(
     address: str | Sequence[str],
     handler: str,
-    returns: str | DataType,
+    returns: str | DataType | None = None,
     *,
-    columns: Sequence[str] = ("value",),
+    columns: Sequence[str] | None = None,
     **options: Any,
 ) -> Any:
     """A user-defined function of columns: some go to an exchange handler, one comes back.
@@ -60,8 +66,9 @@ def exchange_column(
     It is a scalar iterator ``arrow_udf``: one call for each partition, several batches in flight.
 
     - ``returns``: Spark's type of what comes back, as DDL or a DataType. The handler's answers must
-      have one column; its name does not matter, its type must be this one.
-    - ``columns``: how the handler knows the columns that the function is given, in their order.
+      have one column; its name does not matter, its type must be this one. None asks the service.
+    - ``columns``: how the handler knows the columns that the function is given, in their order. By
+      default ``value``; where the service is asked, the columns that the handler says it takes.
     - ``options``: those of ``exchange``; with ``cast`` what comes back is cast to ``returns``, too.
       As many rows must come back as were sent, which is checked; ``on_error="skip"`` and what else
       changes the rows has no place here.
@@ -70,8 +77,11 @@ def exchange_column(
 
     Needs Spark 4.1 or newer and an active session, as ``arrow_udf`` does. Raises ConfigError.
     """
-    columns = argument("columns", columns)
-    returns = argument("returns", returns, "returned_type")
+    arrow_udf = younger("pyspark.sql.functions.arrow_udf", "4.1", "exchange_column")
+    if columns is not None:
+        columns = argument("columns", columns)
+    if returns is not None:
+        returns = argument("returns", returns, "returned_type")
     for name in ("columns_mode", "error_column", "schema", "input_schema", "ordered"):
         if options.get(name) is not None:
             raise ConfigError(f"{name} has no place here: a column goes, a column comes")
@@ -79,6 +89,13 @@ def exchange_column(
         raise ConfigError(
             f"on_error={options['on_error']!r} has no place here; it is for exchange(columns=[...])"
         )
+    # What settings of the session say of these is for others, and would mix up the rows here.
+    fixed = {"check_rows": True, "ordered": True, "on_error": "fail"}
+    call = exchange(address, handler, **{**options, **fixed})
+    if returns is None:
+        takes, returns = _asked(call)
+        columns = columns or takes
+    columns = columns or ("value",)
     wanted = arrow_schema(_struct_of(returns), "returns").field(0)
     digits = precision_of(wanted.metadata or {}) if pa.types.is_time(wanted.type) else None
     if digits not in (None, 6):
@@ -86,9 +103,6 @@ def exchange_column(
             f"returns is time({digits}), and Spark takes no such column from a function of "
             "columns; return time(6), and cast the column"
         )
-    # What settings of the session say of these is for others, and would mix up the rows here.
-    fixed = {"check_rows": True, "ordered": True, "on_error": "fail"}
-    call = exchange(address, handler, **{**options, **fixed})
     call = replace(call, exact=True, large=large_types())
     column = ColumnExchange(call, tuple(columns), wanted.type, wanted.metadata)
 
@@ -98,16 +112,25 @@ def exchange_column(
     def of_several(arrays: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         return column(arrays)
 
-    from pyspark.sql import functions as sql
-
-    arrow_udf: Any = getattr(sql, "arrow_udf", None)
-    if arrow_udf is None:
-        raise ConfigError("exchange_column needs PySpark 4.1 or newer, for arrow_udf")
     function = of_one if len(columns) == 1 else of_several
     function.__name__ = f"exchange_{handler}"  # Spark shows it in plans, and names the column
     made: Any = arrow_udf(function, returns)
     made.tally, made.summary = call.tally, call.summary
     return made
+
+
+def _asked(call: Exchange) -> tuple[tuple[str, ...], DataType]:
+    """What the handler says it takes, () for anything, and the type of its one column."""
+    takes, answers = takes_and_answers(call.calling)
+    if len(answers) != 1:
+        raise ConfigError(
+            f"handler {call.handler!r} at {call.peer} answers with the columns "
+            f"{shorten(', '.join(answers.names)) or 'none'}; a function of columns needs one. Use "
+            "exchange(columns=[...]), or exchange_table"
+        )
+    where = f"the answer of {call.handler!r}"
+    kind: DataType = spark_schema(answers, refusal(where)).fields[0].dataType
+    return () if takes is None else tuple(takes.names), kind
 
 
 @dataclass(frozen=True)
@@ -122,9 +145,20 @@ class ColumnExchange(PickledFunction):
 
     def __call__(self, arrays: Iterator[tuple[pa.Array, ...]]) -> Generator[pa.Array]:
         """The one column of the handler's answers, as many rows as were given."""
+        answers, limit = self._answers(arrays), idle_limit()
+        # Where Spark pairs whole batches, an array without rows would be the answer to one.
+        if limit is None or local_property(_PAIRED) == "true":
+            return answers
+        return kept_awake(answers, limit, self._nothing)
+
+    def _nothing(self) -> list[pa.Array]:
+        schema = pa.schema([("value", self.returns)])
+        return [batch.column(0) for batch in without_rows(schema)]
+
+    def _answers(self, arrays: Iterator[tuple[pa.Array, ...]]) -> Generator[pa.Array]:
         casting, sent = self.call.shape.cast, self._batches(arrays)
         # A cast begins with what the handler gave: Spark may have no type for that.
-        answered = self.call.answers(sent) if casting else self.call(sent)
+        answered = self.call.answers(sent) if casting else self.call.fitted(sent)
         with contextlib.closing(answered) as answers:
             for number, answer in enumerate(answers):
                 if casting and answer.num_columns == 1:

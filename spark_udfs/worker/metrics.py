@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 import threading
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from aqueduct.client.call_metrics import CallMetrics
 
@@ -25,9 +25,8 @@ __all__ = ["Tally", "TaskMetrics", "Total"]
 MiB: Final = 1 << 20
 
 
-@dataclass(slots=True)
-class TaskMetrics(CallMetrics):
-    """Counted by one task, of one partition."""
+TaskMetrics: TypeAlias = CallMetrics
+"""Counted by one task, of one partition."""
 
 
 @dataclass(slots=True)

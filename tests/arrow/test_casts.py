@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from aqueduct.arrow.cast_ways import RULES, kind_of, obstacle
 from aqueduct.arrow.casts import Unfit, cast
 from tests.arrow.judges import Fails, cast_by_hand, decimal_with, tick
+from tests.support.selection import EXAMPLES, some_examples
 
 ROOT = Path(__file__).parents[2]
 UNITS = ("s", "ms", "us", "ns")
@@ -233,7 +234,7 @@ def test_casts_of_floats_take_the_nearest():
 
 
 @pytest.mark.parametrize("wanted", NUMBERS, ids=str)
-@settings(max_examples=40)
+@settings(max_examples=EXAMPLES // 2)
 @given(data=st.data(), rounding=st.booleans(), kind=st.sampled_from(TEXTS))
 def test_casts_of_text_to_numbers_read_every_character(data, wanted, rounding, kind):
     good = numbers(wanted).map(str)
@@ -268,7 +269,7 @@ def test_casts_of_text_bound_their_work():
 
 
 @pytest.mark.parametrize("wanted", [*DATES, *TIMES, *STAMPS, *ZONED], ids=str)
-@settings(max_examples=40)
+@settings(max_examples=EXAMPLES // 2)
 @given(data=st.data(), rounding=st.booleans(), kind=st.sampled_from(TEXTS))
 def test_casts_of_text_to_times_read_every_character(data, wanted, rounding, kind):
     known = wanted in ZONED
@@ -317,7 +318,7 @@ def test_casts_of_dates_that_have_no_text_are_errors(count):
 
 
 @pytest.mark.parametrize("got", COUNTED, ids=str)
-@settings(max_examples=40)
+@settings(max_examples=EXAMPLES // 2)
 @given(data=st.data(), rounding=st.booleans())
 def test_casts_of_times_change_no_value(data, got, rounding):
     ways = [kind for kind in COUNTED if kind != got and obstacle(kind, got) is None]
@@ -377,6 +378,7 @@ def test_casts_keep_the_date_and_time_where_a_zone_is_lost_or_gained():
 # Bytes
 
 
+@some_examples
 @given(
     st.sampled_from([*TEXTS, *BINARIES]),
     st.sampled_from([*TEXTS, *BINARIES]),

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from aqueduct.arrow.cast_ways import obstacle
 from aqueduct.arrow.casts import Unfit, cast
 from tests.arrow.judges import Fails, cast_by_hand
+from tests.support.selection import EXAMPLES
 
 BAD: Final = object()
 """What a row becomes that cannot be cast."""
@@ -228,7 +229,7 @@ def same(found: Any, wanted: Any) -> bool:
     return bool(found == wanted or (found != found and wanted != wanted))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * EXAMPLES, deadline=None)
 @given(st.data())
 def test_casts_of_nested_types_change_no_value_to_depth_two(data):
     length = data.draw(st.integers(0, 5))

@@ -27,6 +27,7 @@ from aqueduct.arrow.layout import common_columns
 from aqueduct.errors import BadCall, LocalProtocolError
 from tests.arrow.strategies import common_schemas, make_batch, streams
 from tests.arrow.test_hostile import mutated
+from tests.support.selection import some_examples
 
 IMPORT = pa.RecordBatch._import_from_c
 WORDS = pa.schema([("word", pa.string()), ("x", pa.int64())])
@@ -62,6 +63,7 @@ def written(batch):
 # What one writes, the other reads
 
 
+@some_examples
 @given(streams(of=common_schemas()))
 def test_arrow_reads_what_is_written(batches):
     schema = batches[0].schema
@@ -77,6 +79,7 @@ def test_arrow_reads_what_is_written(batches):
         assert result.equals(batch)
 
 
+@some_examples
 @given(streams(of=common_schemas()))
 def test_what_arrow_writes_is_read(batches):
     schema = batches[0].schema
@@ -90,6 +93,7 @@ def test_what_arrow_writes_is_read(batches):
             assert result.equals(batch)
 
 
+@some_examples
 @given(streams(of=common_schemas()), st.integers(0, 1 << 32), st.sampled_from(["memory", "layout"]))
 def test_what_is_read_is_what_arrow_reads(batches, seed, checks):
     """Of any payload: what the compiled reader takes, Arrow's takes too, and as the same."""

@@ -17,6 +17,7 @@ from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
 from aqueduct.errors import BadCall, BatchTooLarge, CallError, ConfigError
 from tests.arrow.strategies import make_batch, schemas, streams
+from tests.support.selection import some_examples
 
 CODECS = ("lz4", "zstd")
 PLAIN = pa.schema([("id", pa.int64()), ("name", pa.string()), ("price", pa.float64())])
@@ -47,6 +48,7 @@ def zeros_of(size: int) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("codec", CODECS)
+@some_examples
 @given(streams())
 def test_streams_of_every_type_come_back(codec, batches):
     schema = batches[0].schema
@@ -56,6 +58,7 @@ def test_streams_of_every_type_come_back(codec, batches):
         assert decoder.decode(landed(pack(encoded, codec))).equals(batch)
 
 
+@some_examples
 @given(schemas(), st.integers(0, 1 << 32))
 def test_packed_and_plain_payloads_may_alternate(schema, seed):
     chance = random.Random(seed)
@@ -231,6 +234,7 @@ def _last_buffer(packed: bytes) -> tuple[int, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("codec", CODECS)
+@some_examples
 @given(seed=st.integers(0, 1 << 32), schema=schemas())
 def test_broken_payloads_are_refused_or_harmless(codec, seed, schema):
     chance = random.Random(seed)

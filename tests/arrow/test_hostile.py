@@ -15,6 +15,7 @@ from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.ipc import deserialize_schema, serialize_schema
 from aqueduct.errors import BadCall, BatchTooLarge
 from tests.arrow.strategies import make_batch, schemas, streams
+from tests.support.selection import some_examples
 
 WORDS = pa.schema([("word", pa.string()), ("x", pa.int64())])
 CODED = pa.schema([("kind", pa.dictionary(pa.int8(), pa.string())), ("x", pa.int64())])
@@ -360,6 +361,7 @@ def use(batch):
 
 
 @pytest.mark.requirement("AC-92")
+@some_examples
 @given(streams(), st.integers(0, 1 << 32))
 def test_any_payload_gives_a_usable_batch_or_an_error(batches, seed):
     chance = random.Random(seed)
@@ -378,6 +380,7 @@ def test_any_payload_gives_a_usable_batch_or_an_error(batches, seed):
                 use(batch)
 
 
+@some_examples
 @given(schemas(), st.integers(0, 1 << 32))
 def test_any_schema_message_gives_a_usable_schema_or_an_error(schema, seed):
     chance = random.Random(seed)

@@ -18,6 +18,7 @@ from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.ipc import by_identity, deserialize_schema, serialize_schema
 from aqueduct.errors import BadCall, LocalProtocolError, SchemaMismatch
 from tests.arrow.strategies import Celsius, Labels, make_batch, schemas, streams
+from tests.support.selection import some_examples
 
 PLAIN = pa.schema(
     [
@@ -70,6 +71,7 @@ def messages(payload):
     return found
 
 
+@some_examples
 @given(streams())
 def test_every_type_survives(batches):
     encoder, decoder = Encoder(batches[0].schema), Decoder(batches[0].schema)
@@ -87,6 +89,7 @@ def test_every_type_survives(batches):
 
 
 @pytest.mark.requirement("AC-21")
+@some_examples
 @given(streams())
 def test_a_payload_is_read_by_arrow_itself(batches):
     schema = batches[0].schema
@@ -99,6 +102,7 @@ def test_a_payload_is_read_by_arrow_itself(batches):
 
 
 @pytest.mark.parametrize("form", [pa.ListViewArray, pa.LargeListViewArray])
+@some_examples
 @given(data=st.data())
 def test_list_views_survive_with_gaps_overlaps_nulls_and_slices(form, data):
     width = pa.int64() if form is pa.LargeListViewArray else pa.int32()
@@ -122,6 +126,7 @@ def test_list_views_survive_with_gaps_overlaps_nulls_and_slices(form, data):
             assert found["v"].to_pylist() == column.to_pylist()
 
 
+@some_examples
 @given(streams(dictionaries=False))
 def test_decoded_columns_point_into_the_payload(batches):
     batch = batches[0]
@@ -331,6 +336,7 @@ def test_too_many_rows_are_refused():
     assert roundtrip(fewer).num_rows == (1 << 31) - 1
 
 
+@some_examples
 @given(schemas())
 def test_schemas_survive(schema):
     data = serialize_schema(schema)

@@ -11,6 +11,7 @@ from hypothesis import given
 
 from aqueduct.arrow.joining import joined
 from tests.arrow.strategies import streams
+from tests.support.selection import some_examples
 
 
 def halves(*values: float) -> pa.Array:
@@ -80,6 +81,7 @@ def test_dictionaries_of_halves_within_a_column(around):
     assert whole(one, other).to_pylist() == one.to_pylist() + other.to_pylist()
 
 
+@some_examples
 @given(streams())
 def test_any_batches(batches):
     try:

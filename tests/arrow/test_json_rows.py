@@ -15,6 +15,7 @@ from hypothesis import assume, given
 from aqueduct.arrow.json_rows import decode_rows, encode_rows, fits_json, most_values
 from aqueduct.errors import BadCall, BatchTooLarge, LocalProtocolError
 from tests.arrow.strategies import streams
+from tests.support.selection import some_examples
 
 NS = pa.timestamp("ns")
 UTC = datetime.UTC
@@ -107,6 +108,7 @@ def test_nan_is_null_and_comes_back_where_no_null_is_allowed():
     assert decode_rows(encode_rows(batch), of(pa.float64(), []).schema).column(0).null_count == 1
 
 
+@some_examples
 @given(streams())
 def test_any_batch_comes_back(batches):
     for batch in batches:
@@ -439,6 +441,7 @@ def test_a_failed_column_does_not_use_up_what_is_allowed():
         decode_rows(text, pa.schema({"a": pa.int8()}), values=300)
 
 
+@some_examples
 @given(streams())
 def test_the_bound_of_values_holds(batches):
     for batch in batches:

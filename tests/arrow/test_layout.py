@@ -12,6 +12,7 @@ from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.ipc import DICTIONARY, RECORD_BATCH, VERSION_5, Layout, summarize
 from aqueduct.arrow.layout import grows_by_deltas, layouts, needs_deep_check, physical_schema
 from tests.arrow.strategies import PLAIN, Celsius, Labels, make_batch, streams
+from tests.support.selection import some_examples
 
 
 def summaries(payload):
@@ -21,6 +22,7 @@ def summaries(payload):
 
 
 @pytest.mark.requirement("AC-14")
+@some_examples
 @given(streams())
 def test_layouts_are_those_of_what_is_written(batches):
     schema = batches[0].schema
@@ -69,6 +71,7 @@ def test_summaries_of_deltas():
     assert [summary.body for summary in found] == [16, 8, 16, 8, 16, 8]
 
 
+@some_examples
 @given(streams())
 def test_a_batch_can_be_read_as_its_physical_schema(batches):
     for batch in batches:

@@ -18,6 +18,7 @@ from aqueduct.arrow.nulls import Required
 from aqueduct.arrow.schema import shorten
 from aqueduct.errors import BadCall, LocalProtocolError, SchemaMismatch
 from tests.arrow.strategies import make_array, schemas
+from tests.support.selection import some_examples
 
 X = pa.struct([pa.field("x", pa.int64(), nullable=False)])
 OPEN_X = pa.struct([("x", pa.int64())])
@@ -136,6 +137,7 @@ def found_in(batch):
     return None if found is None else (found.path, found.type, found.nulls)
 
 
+@some_examples
 @given(schemas(), st.integers(0, 1 << 32), st.data())
 def test_nested_nulls_are_found_where_they_can_be_seen_and_only_there(schema, seed, data):
     chance = random.Random(seed)

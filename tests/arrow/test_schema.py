@@ -15,6 +15,7 @@ from aqueduct.arrow.layout import layouts
 from aqueduct.arrow.schema import check, difference
 from aqueduct.errors import SchemaMismatch
 from tests.arrow.strategies import PLAIN, Celsius, make_batch, schemas
+from tests.support.selection import some_examples
 
 
 def one(kind, *, nullable=True, name="x"):
@@ -29,6 +30,7 @@ def difference_of(wanted, got):
     return difference(one(wanted), one(got))
 
 
+@some_examples
 @given(schemas())
 def test_a_schema_does_not_differ_from_itself(schema):
     assert difference(schema, schema) is None
@@ -54,6 +56,7 @@ def alike(kind):
     return kind
 
 
+@some_examples
 @given(schemas(), st.integers(0, 1 << 32))
 def test_a_batch_of_an_alike_schema_is_read_as_the_wanted_one(wanted, seed):
     got = pa.schema([pa.field(f.name, alike(f.type), f.nullable) for f in wanted])

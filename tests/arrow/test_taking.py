@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from aqueduct.arrow.taking import rows_where, taken
 from tests.arrow.strategies import make_array, types
+from tests.support.selection import some_examples
 
 VIEWS = pa.array(["a", None, "a text of many characters"], pa.string_view())
 RUNS = pa.RunEndEncodedArray.from_arrays(pa.array([1, 3], pa.int32()), VIEWS.slice(1))
@@ -50,6 +51,7 @@ def test_rows_are_taken_out_of_views_runs_and_what_holds_them(array):
             assert found.to_pylist() == [part[row].as_py() for row in rows]
 
 
+@some_examples
 @given(types(), st.integers(0, 1000), st.data())
 def test_rows_are_taken_out_of_every_type(kind, seed, data):
     whole = make_array(kind, 20, random.Random(seed))

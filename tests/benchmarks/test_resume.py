@@ -20,9 +20,10 @@ def test_every_case_is_measured(name: str) -> None:
         case = replace(case, nbytes=4 * case.size)
     elif case.kind == "links":
         case = replace(case, size=5)
-    rows = resume.measure(case, 2)
+    repeats = 2 if name == "links" else 1
+    rows = resume.measure(case, repeats)
     metrics = set(resume.TABLE)
-    wanted = [(side.name, repeat) for repeat in range(2) for side in case.contestants]
+    wanted = [(side.name, repeat) for repeat in range(repeats) for side in case.contestants]
     assert [(row["contestant"], row["repeat"]) for row in rows] == wanted
     for row in rows:
         (metric,) = metrics & row.keys()

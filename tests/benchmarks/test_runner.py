@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import subprocess
@@ -18,6 +19,7 @@ from benchmarks import cases as bench_cases
 from benchmarks import certificate, check, compare, core, loopback, processes, relayed, results
 from benchmarks.peers import common, core_peer
 from benchmarks.spark import cases as spark_plan
+from tests.support.selection import mostly_long
 
 pytestmark = pytest.mark.checkout
 
@@ -318,18 +320,23 @@ def test_contestants_run_forwards_and_backwards_each_once_a_turn():
 # ------------------------------------------------------------------ measuring
 
 
-def test_a_real_run_has_every_contestant_in_its_table_and_its_json(tmp_path: Path):
+@pytest.mark.parametrize(
+    "names",
+    mostly_long(
+        ["codec sink-64k-1200", "codec sink-64k sink-64k-1200 open-request"], "codec sink-64k-1200"
+    ),
+)
+def test_a_real_run_has_every_contestant_in_its_table_and_its_json(tmp_path: Path, names: str):
     path = tmp_path / "results" / "run.json"
     command = [sys.executable, str(BENCHMARKS / "loopback.py"), "--quick", "--repeat", "1"]
-    command += ["--only", "=sink-64k,=sink-64k-1200,=open-request,codec", "--json", str(path)]
+    only = ",".join(f"={name}" for name in names.split())
+    command += ["--only", only, "--json", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     run = results.Run.load(path)
     measured = {(row["case"], row["contestant"]) for row in run.rows}
     cases = [case for case in bench_cases.PLAN if case.name in run.cases()]
-    assert [case.name for case in cases] == [
-        "codec", "sink-64k", "sink-64k-1200", "open-request",
-    ]  # fmt: skip
+    assert [case.name for case in cases] == names.split()
     assert measured == {(case.name, c.name) for case in cases for c in case.contestants}
     for row in run.rows:
         assert row["contestant"] in done.stdout
@@ -343,8 +350,13 @@ def test_a_real_run_has_every_contestant_in_its_table_and_its_json(tmp_path: Pat
     assert f"[{len(run.rows)}/{len(run.rows)}, " in done.stderr, "the progress line"
 
 
-@pytest.mark.parametrize("carrier", bench_cases.CARRIERS)
-@pytest.mark.parametrize("size", ["1m", "64k"])
+@pytest.mark.parametrize(
+    ("carrier", "size"),
+    mostly_long(
+        itertools.product(bench_cases.CARRIERS, ("1m", "64k")),
+        *(("tcp", "64k"), ("unix", "1m"), ("tls", "64k")),
+    ),
+)
 def test_the_rivals_over_byte_streams_move_every_batch(carrier: str, size: str, tmp_path: Path):
     """Their own checks say so: totals of both sides, and the last batch as a whole."""
     paths = certificate.write(tmp_path)

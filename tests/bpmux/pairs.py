@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from aqueduct.bpmux import BpmuxConnection, BpmuxRequest, BpmuxServer, connect, serve
 from aqueduct.config import DEFAULT, Config
+from aqueduct.testing.stream_relay import Place, StreamRelay
 from tests.carriers.chunks import RawPeer
-from tests.carriers.proxy import Place, Proxy
 
 __all__ = ["BRISK", "FAMILIES", "Pair", "attacked", "eventually", "joined", "place_for", "within"]
 
@@ -44,7 +44,7 @@ async def joined(
     config: Config = BRISK,
     *,
     window: int = 256 << 10,
-    proxy: Proxy | None = None,
+    proxy: StreamRelay | None = None,
 ) -> AsyncIterator[Pair]:
     arrived: asyncio.Future[BpmuxConnection] = asyncio.get_running_loop().create_future()
 

@@ -12,8 +12,8 @@ import pytest
 from aqueduct.bpmux import BpmuxConnection, BpmuxRequest, BpmuxSink, BpmuxStream, Duplex
 from aqueduct.errors import ConnectionLost, Ended, LocalProtocolError
 from aqueduct.protocol.bpmux.state import PLACES
+from aqueduct.testing.stream_relay import StreamRelay
 from tests.bpmux.pairs import BRISK, FAMILIES, Pair, answering, eventually, joined, within
-from tests.carriers.proxy import Proxy
 
 pytestmark = pytest.mark.parametrize("family", FAMILIES)
 
@@ -270,7 +270,7 @@ async def test_a_bulky_sink_does_not_hold_up_a_request(family: str, tmp_path: Pa
     """
     mark = BRISK.byte_stream.notsent_lowat
     config = replace(BRISK, byte_stream=replace(BRISK.byte_stream, unix_buffer=mark))
-    proxy = Proxy(buffer=4096)
+    proxy = StreamRelay(buffer=4096)
     async with joined(family, tmp_path, config, window=64 * MiB, proxy=proxy) as pair:
         sink = pair.client.open_sink()
         stream = await pair.server.accept()
@@ -345,7 +345,7 @@ async def test_both_may_close_at_once(family: str, tmp_path: Path) -> None:
 async def test_a_silent_peer_is_gone(family: str, tmp_path: Path) -> None:
     timing = replace(BRISK.timing, idle_timeout=0.4, ping_interval=0.1)
     config = replace(BRISK, timing=timing)
-    async with joined(family, tmp_path, config, proxy=(proxy := Proxy())) as pair:
+    async with joined(family, tmp_path, config, proxy=(proxy := StreamRelay())) as pair:
         waiting = asyncio.create_task(pair.client.receive())
         await asyncio.sleep(1.0)
         assert pair.client.error is None  # pings are answered

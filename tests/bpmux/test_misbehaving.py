@@ -14,9 +14,9 @@ import pytest
 
 from aqueduct.bpmux import BpmuxRequest, BpmuxSink, BpmuxStream, Duplex
 from aqueduct.errors import ConnectionLost, Ended, RemoteProtocolError
+from aqueduct.testing.stream_relay import End, Fate, StreamRelay
 from tests.bpmux.pairs import BRISK, FAMILIES, attacked, eventually, joined, within
 from tests.carriers.chunks import Kind, chunk, partial
-from tests.carriers.proxy import End, Fate, Proxy
 
 pytestmark = pytest.mark.parametrize("family", FAMILIES)
 
@@ -226,7 +226,7 @@ async def test_a_byte_at_a_time_is_understood(family: str, tmp_path: Path) -> No
         await peer.until(lambda: peer.payload(Kind.IN_REQUEST, 3) == b"answer")
 
 
-async def conversation(family: str, folder: Path, proxy: Proxy) -> list[str]:
+async def conversation(family: str, folder: Path, proxy: StreamRelay) -> list[str]:
     """A request each way, a sink and a message; how each step ended."""
     told = []
     async with joined(family, folder, proxy=proxy) as pair:
@@ -273,13 +273,13 @@ async def conversation(family: str, folder: Path, proxy: Proxy) -> list[str]:
 async def test_a_cut_at_any_byte_ends_in_connection_lost(
     family: str, tmp_path: Path, way: str, end: End
 ) -> None:
-    proxy = Proxy()
+    proxy = StreamRelay()
     assert await conversation(family, tmp_path, proxy) == ["done", "done"]
     length = getattr(proxy.link, way).passed
     assert 300 < length < 700
     for at in [*range(60), *range(60, length, 7)]:
         fate = Fate(limit=at, end=end)
-        proxy = Proxy(up=fate) if way == "up" else Proxy(down=fate)
+        proxy = StreamRelay(up=fate) if way == "up" else StreamRelay(down=fate)
         told = await conversation(family, tmp_path, proxy)
         assert set(told) <= {"done", "ConnectionLost"}
         if at < length // 2:
@@ -288,7 +288,10 @@ async def test_a_cut_at_any_byte_ends_in_connection_lost(
 
 async def test_a_conversation_in_any_pieces(family: str, tmp_path: Path) -> None:
     for fate in (Fate(piece=1), Fate(piece=9, chop=True), Fate(delay=0.002)):
-        assert await conversation(family, tmp_path, Proxy(up=fate, down=fate)) == ["done", "done"]
+        assert await conversation(family, tmp_path, StreamRelay(up=fate, down=fate)) == [
+            "done",
+            "done",
+        ]
 
 
 @pytest.mark.parametrize("work", ["request", "sink", "stream", "duplex", "send", "ping"])

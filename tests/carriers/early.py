@@ -17,14 +17,14 @@ from aqueduct.carriers.quic.packets import FastConnection
 from aqueduct.carriers.quic.tickets import TicketStore
 from aqueduct.carriers.quic.tls import client_configuration
 from aqueduct.config import DEFAULT, Config
-from tests.carriers.relay import Relay
+from aqueduct.testing.datagram_relay import DatagramRelay
 from tests.carriers.users import DEADLINE, OVER, TLS, Recorder, met
 
 CONNECT = sys.modules[quic.connect.__module__]
 """Where the store of the process is looked up."""
 
 
-class Gate(Relay):
+class Gate(DatagramRelay):
     """A relay that can hold back what clients send after the server's first answer."""
 
     def __init__(self, **options: Any) -> None:
@@ -36,7 +36,7 @@ class Gate(Relay):
         self.flight: list[bytes] = []
         """What came from clients before the first answer."""
 
-    def _pass(self, way: str, data: bytes, send: Callable[[bytes], Any]) -> None:
+    def pass_on(self, way: str, data: bytes, send: Callable[[bytes], Any]) -> None:
         if way == "down":
             self.answered = True
             if self.deaf:
@@ -46,7 +46,7 @@ class Gate(Relay):
         elif self.shut:
             self.dropped += 1
             return
-        super()._pass(way, data, send)
+        super().pass_on(way, data, send)
 
 
 class Again(TicketStore):
@@ -98,7 +98,9 @@ class EarlyUser(Recorder):
 class Scene:
     """A listener, and what came to it."""
 
-    def __init__(self, door: quic.QuicListener, config: Config, relay: Relay | None) -> None:
+    def __init__(
+        self, door: quic.QuicListener, config: Config, relay: DatagramRelay | None
+    ) -> None:
         self.door = door
         self.config = config
         self.relay = relay
@@ -144,7 +146,7 @@ async def scene(
     options: str = ON,
     config: Config = DEFAULT,
     *,
-    relay: Relay | None = None,
+    relay: DatagramRelay | None = None,
     tls: Any = TLS,
     host: str = "127.0.0.1",
     port: int = 0,

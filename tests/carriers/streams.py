@@ -13,7 +13,7 @@ from aqueduct.address import UNIX, Address
 from aqueduct.carriers.certificates import dev_certificate
 from aqueduct.carriers.stream.connection import StreamCarrier
 from aqueduct.protocol.channels.connection import ChannelConnection
-from tests.carriers.proxy import Place, Proxy
+from aqueduct.testing.stream_relay import Place, StreamRelay
 
 __all__ = [
     "SCHEMES",
@@ -42,7 +42,7 @@ def place_of(address: str) -> Place:
     return parsed.path if parsed.scheme == UNIX else (parsed.host, parsed.port)
 
 
-def through(proxy: Proxy, address: str, folder: Path) -> str:
+def through(proxy: StreamRelay, address: str, folder: Path) -> str:
     """Puts the proxy before the server at ``address``; the address for its clients."""
     parsed = Address.parse(address)
     if parsed.scheme == UNIX:

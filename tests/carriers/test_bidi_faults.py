@@ -17,8 +17,8 @@ from aqueduct.carriers.quic.packets import FastConnection
 from aqueduct.carriers.quic.tls import BIDI_ALPN
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectFailed
+from aqueduct.testing.datagram_relay import DatagramRelay
 from tests.carriers.chunks import Kind, chunk, varu64
-from tests.carriers.relay import Relay
 from tests.carriers.test_bidi import begun, mine, slots, theirs
 from tests.carriers.test_bidi import ends as both
 from tests.carriers.test_stream_faults import against, ends, greeting
@@ -330,7 +330,7 @@ def test_a_stream_is_kept_until_the_user_has_heard_its_end() -> None:
 async def test_a_network_that_is_gone() -> None:
     timing = dataclasses.replace(DEFAULT.timing, idle_timeout=1.0, ping_interval=0.3)
     config = dataclasses.replace(DEFAULT, timing=timing)
-    relay = Relay(seed=3, drop=0.05)
+    relay = DatagramRelay(seed=3, drop=0.05)
     async with linked("quic-1200", config, relay=relay, bidi=True) as pair:
         await begun(pair)
         for user, other in both(pair):

@@ -23,6 +23,7 @@ from aqueduct.carriers.quic.tickets import TicketStore
 from aqueduct.config import DEFAULT
 from aqueduct.endpoint.server import bind
 from aqueduct.errors import ConfigError, LocalProtocolError
+from aqueduct.testing.datagram_relay import DatagramRelay
 from tests.carriers.early import (
     CONNECT,
     MINE,
@@ -36,7 +37,6 @@ from tests.carriers.early import (
     scene,
     settings,
 )
-from tests.carriers.relay import Relay
 from tests.carriers.users import DEADLINE, TLS, met, timing
 
 
@@ -252,14 +252,14 @@ async def test_all_arrives_once_where_packets_are_lost(
     """The user writes what was rejected again, as the core does."""
     if not accepted:
         monkeypatch.setattr(CONNECT, "STORE", Again())
-    relay = Relay(seed=seed, delay=0.002)
+    relay = DatagramRelay(seed=seed, delay=0.002)
     chance = random.Random(seed)
     async with scene(relay=relay) as here:
         await here.ticket()
         if not accepted:
             await (await here.client()).until(lambda: len(here.accepted) == 2)
         count = len(here.accepted) + 1
-        relay._drop = relay._reorder = relay._duplicate = 0.1
+        relay.drop = relay.reorder = relay.duplicate = 0.1
         user = await here.client()
         assert user.began_early
         early = [chance.randbytes(chance.randrange(1, 4000)) for _ in range(6)]

@@ -154,6 +154,7 @@ def test_the_peer_is_this_process() -> None:
     link, _, _ = linked()
     for carrier in (link.client, link.server):
         found = carrier.peer_credentials
+        assert found is not None
         assert (found.pid, found.uid, found.gid) == (os.getpid(), os.geteuid(), os.getegid())
         assert carrier.peer_identity is None
 

@@ -25,7 +25,7 @@ from aqueduct.carriers.quic import packets as packets_module
 from aqueduct.carriers.quic import udp
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConnectionLost
-from tests.carriers.relay import Relay
+from aqueduct.testing.datagram_relay import DatagramRelay
 from tests.carriers.users import DEADLINE, OVER, TLS, Pair, Recorder, linked, met, timing, transfer
 
 MiB = 1 << 20
@@ -40,26 +40,28 @@ IMPATIENT = timing(idle_timeout=1.5, ping_interval=0.2)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("size", [1_200, 16_000])
 async def test_loss_reordering_and_duplicates(seed: int, size: int) -> None:
-    relay = Relay(seed=seed, drop=0.02 * (seed + 1), reorder=0.1, duplicate=0.05, delay=0.003)
+    relay = DatagramRelay(
+        seed=seed, drop=0.02 * (seed + 1), reorder=0.1, duplicate=0.05, delay=0.003
+    )
     async with linked("quic" if size == 16_000 else "quic-1200", relay=relay) as pair:
         await transfer(pair, 400_000)
         assert relay.dropped > 0
 
 
 async def test_the_largest_loss_still_ends() -> None:
-    relay = Relay(seed=1, drop=0.25)
+    relay = DatagramRelay(seed=1, drop=0.25)
     async with linked("quic-1200", relay=relay) as pair:
         await transfer(pair, 30_000)
 
 
 async def test_the_round_trip_time_is_measured() -> None:
-    async with linked("quic-1200", relay=Relay(latency=0.02)) as pair:
+    async with linked("quic-1200", relay=DatagramRelay(latency=0.02)) as pair:
         await transfer(pair, 20_000)
         assert 0.04 <= pair.client.carrier.rtt < 1.0
 
 
 async def test_garbage_disturbs_nothing() -> None:
-    relay = Relay()
+    relay = DatagramRelay()
     chance = random.Random(3)
     heard: list[bytes] = []
     relay.heard = lambda way, data: heard.append(data)
@@ -87,7 +89,7 @@ async def test_garbage_disturbs_nothing() -> None:
 
 @pytest.mark.parametrize("carrier", ["quic-auto", "quic-1200"])
 async def test_a_client_behind_a_nat_that_changes_ports(carrier: str) -> None:
-    relay = Relay()
+    relay = DatagramRelay()
     async with linked(carrier, relay=relay) as pair:
         await transfer(pair, 50_000)
         relay.move()
@@ -100,7 +102,7 @@ async def test_a_client_behind_a_nat_that_changes_ports(carrier: str) -> None:
 
 
 async def test_silence_ends_the_connection_with_a_reason() -> None:
-    relay = Relay()
+    relay = DatagramRelay()
     async with linked("quic-1200", IMPATIENT, relay=relay) as pair:
         await transfer(pair, 1000)
         relay.cut = True

@@ -205,7 +205,7 @@ async def test_a_conversation_is_cut_at_some_bytes(scheme: str) -> None:
     cuts = [
         (way, chance.randrange(sizes[way]), chance.choice((None, 1, 8, 64)))
         for way in ways
-        for _ in range(75)
+        for _ in range(25)
     ]
     await cut_everywhere(scheme, cuts)
 

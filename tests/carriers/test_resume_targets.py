@@ -26,6 +26,7 @@ from tests.carriers.test_resume import (
     serving,
 )
 from tests.support.proxy import CuttingProxy, Way
+from tests.support.selection import mostly_long
 
 MiB = 1 << 20
 KEEP = 60.0
@@ -171,8 +172,11 @@ async def cut_often(total: int, cuts: int) -> int:
     return most - first
 
 
-async def test_an_exchange_is_cut_two_hundred_times() -> None:
-    await cut_often(64 * MiB, 200)
+@pytest.mark.parametrize(
+    ("total", "cuts"), mostly_long([(24 * MiB, 60), (64 * MiB, 200)], (24 * MiB, 60))
+)
+async def test_an_exchange_is_cut_often(total: int, cuts: int) -> None:
+    await cut_often(total, cuts)
 
 
 @pytest.mark.long

@@ -24,7 +24,7 @@ from aqueduct import Connection, Receiver, Sender, channel, connect, serve
 from aqueduct.config import DEFAULT
 from aqueduct.errors import Cancelled
 from aqueduct.protocol.common.snapshot import SenderView
-from tests.carriers.proxy import Proxy, Way
+from aqueduct.testing.stream_relay import StreamRelay, Way
 from tests.carriers.streams import SCHEMES, TLS, eventually, listen_at, through
 
 KiB = 1 << 10
@@ -103,7 +103,7 @@ async def scene(scheme: str, folder: Path, config=UNBOUNDED) -> AsyncIterator[Sc
     tls = TLS if scheme == "tls" else None
     listen = listen_at(scheme, folder)
     async with await serve(arrived.set_result, listen, tls=tls, config=config) as listener:
-        proxy = Proxy(buffer=4 * KiB)
+        proxy = StreamRelay(buffer=4 * KiB)
         client = await connect(through(proxy, listener.addresses[0], folder), config=config)
         found = Scene(client, await arrived, proxy.link.down)
         try:

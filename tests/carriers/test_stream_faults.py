@@ -19,8 +19,8 @@ from aqueduct.carriers import stream
 from aqueduct.config import DEFAULT, Bpmux, ByteStream, Config, Flow
 from aqueduct.errors import LocalProtocolError
 from aqueduct.protocol.channels.connection import ChannelConnection
+from aqueduct.testing.stream_relay import End, Fate, StreamRelay
 from tests.carriers.chunks import Chunk, Kind, RawPeer, chunk, varu64
-from tests.carriers.proxy import End, Fate, Proxy
 from tests.carriers.users import (
     DEADLINE,
     OVER,
@@ -386,7 +386,7 @@ async def test_silence() -> None:
 
 
 @contextlib.asynccontextmanager
-async def through(proxy: Proxy, config: Config = DEFAULT) -> AsyncIterator[Pair]:
+async def through(proxy: StreamRelay, config: Config = DEFAULT) -> AsyncIterator[Pair]:
     taken: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     listener = await stream.listen(
         Address.parse("aqueduct+tcp://127.0.0.1:0"), config, None, taken.set_result
@@ -409,14 +409,14 @@ async def through(proxy: Proxy, config: Config = DEFAULT) -> AsyncIterator[Pair]
 
 async def test_a_network_that_trickles() -> None:
     for fate in (Fate(piece=1), Fate(piece=700, chop=True)):
-        async with through(Proxy(up=fate, down=fate, seed=3)) as pair:
+        async with through(StreamRelay(up=fate, down=fate, seed=3)) as pair:
             await transfer(pair, 3_000 if fate.piece == 1 else 200_000)
 
 
 @pytest.mark.parametrize("end", [End.FIN, End.RESET])
 async def test_a_network_that_cuts_at_any_byte(end: End) -> None:
     for limit in (60, 61, 64, 100, 5_000, 70_000, 400_000):
-        async with through(Proxy(up=Fate(limit=limit, end=end))) as pair:
+        async with through(StreamRelay(up=Fate(limit=limit, end=end))) as pair:
             await pair.client.until(lambda: pair.client.begun)
             pair.client.send(0, bytes(MiB), fin=True)
             for user in (pair.client, pair.server):
@@ -427,7 +427,7 @@ async def test_a_network_that_cuts_at_any_byte(end: End) -> None:
 
 async def test_a_network_that_stalls() -> None:
     config = timing(idle_timeout=0.5, ping_interval=0.2)
-    proxy = Proxy(up=Fate(limit=50_000))
+    proxy = StreamRelay(up=Fate(limit=50_000))
     async with through(proxy, config) as pair:
         await pair.client.until(lambda: pair.client.begun)
         # Nor does the close of whoever is the first to notice pass.

@@ -16,7 +16,7 @@ from aqueduct.carriers import memory, quic, stream
 from aqueduct.carriers.contract import Buffer, Carrier
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost
-from tests.carriers.relay import Relay
+from aqueduct.testing.datagram_relay import DatagramRelay
 
 DEADLINE = 40.0
 TLS = quic.dev_certificate()
@@ -190,7 +190,7 @@ class Pair:
 
     client: Recorder
     server: Recorder
-    relay: Relay | None = None
+    relay: DatagramRelay | None = None
     listener: Any = None
     cut: Callable[[], None] = lambda: None
     """Ends the connection, as far as this carrier can, without a word."""
@@ -223,7 +223,7 @@ async def linked(
     *,
     window: int | None = 1 << 20,
     server_window: int | None = 1 << 20,
-    relay: Relay | None = None,
+    relay: DatagramRelay | None = None,
     bidi: bool = False,
 ) -> AsyncIterator[Pair]:
     """Two carriers of a kind, connected; cleaned up at the end."""
@@ -263,7 +263,7 @@ async def linked(
     address = Address.parse(f"aqueduct://127.0.0.1:0?datagram_size={size}")
     listener = await quic.listen(address, server_config, TLS, accepted.set_result, bidi=bidi)
     if kind == "quic-lossy" and relay is None:
-        relay = Relay(seed=5, drop=0.04, reorder=0.05, delay=0.002)
+        relay = DatagramRelay(seed=5, drop=0.04, reorder=0.05, delay=0.002)
     target = Address.parse(listener.addresses[0])
     if relay is not None:
         target = target.with_port(await relay.start(target.port))

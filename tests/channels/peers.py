@@ -23,7 +23,8 @@ from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Headers, Mode
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.protocol.control_streams.connection import ControlConnection
-from tests.carriers.relay import Relay
+from aqueduct.testing.datagram_relay import DatagramRelay
+from tests.support.selection import mostly_long
 
 T = TypeVar("T")
 
@@ -103,7 +104,7 @@ class Peers:
     client: Connection
     server: Connection
     listener: Server
-    relay: Relay | None
+    relay: DatagramRelay | None
     kept: list[Any] = field(default_factory=list)
     """Handles that a test does not name, but that must not be dropped."""
 
@@ -199,7 +200,7 @@ async def joined(
         does = dict(network or carrier.network)
         if carrier.loses and drop is not None:
             does["drop"] = drop
-        relay = Relay(seed=seed, **does)  # type: ignore[arg-type]
+        relay = DatagramRelay(seed=seed, **does)  # type: ignore[arg-type]
         address = address.with_port(await relay.start(address.port))
     client = await connect(address, headers=headers, config=patient)
     assert isinstance(client.core, ControlConnection if carrier.draft else ChannelConnection)
@@ -216,11 +217,14 @@ async def joined(
 
 
 def turns(names: Iterable[str]) -> list[Any]:
-    """Names of carriers for tests to be run with. The draft over QUIC is for the long run."""
-    return [
-        pytest.param(name, marks=pytest.mark.long) if name.startswith("draft-quic") else name
-        for name in names
-    ]
+    """Names of carriers for tests to be run with.
+
+    The draft over QUIC is for the long run. So are TLS, which is TCP's byte stream, and the milder
+    of the two networks that lose.
+    """
+    every = list(names)
+    rare = [name for name in every if name.startswith("draft-quic") or name in ("tls", "quic-2%")]
+    return mostly_long(every, *(name for name in every if name not in rare))
 
 
 @pytest.fixture(params=turns(CARRIERS))

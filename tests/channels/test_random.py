@@ -15,6 +15,7 @@ import pytest
 from aqueduct.config import Flow
 from tests.channels.peers import BRISK, Carrier, joined
 from tests.channels.traffic import play
+from tests.support.selection import mostly_long
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,7 +46,7 @@ def proves(function: F) -> F:
 
 
 @proves
-@pytest.mark.parametrize("run", range(3))
+@pytest.mark.parametrize("run", mostly_long(range(3), 0, 1))
 async def test_random_traffic(carrier: Carrier, run: int) -> None:
     async with joined(carrier, BRISK, seed=run) as peers:
         traffic = await play(peers, run, 600)
@@ -53,7 +54,7 @@ async def test_random_traffic(carrier: Carrier, run: int) -> None:
 
 
 @proves
-@pytest.mark.parametrize("run", range(2))
+@pytest.mark.parametrize("run", mostly_long(range(2), 0))
 async def test_random_traffic_where_everything_is_short(carrier: Carrier, run: int) -> None:
     async with joined(carrier, TIGHT, seed=run) as peers:
         traffic = await play(peers, run, 500)

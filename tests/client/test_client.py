@@ -207,7 +207,7 @@ async def test_nothing_of_a_call_stays_with_the_client(service, carrier):
         stream = client.exchange("echo", (numbers(n) for n in range(30)), schema=NUMBERS)
         await everything(stream)
         call = weakref.ref(stream._call)
-        assert client._calls == set()
+        assert client.link._calls == set()
         del stream
         await until(lambda: call() is None)
         for _ in range(3):
@@ -215,7 +215,7 @@ async def test_nothing_of_a_call_stays_with_the_client(service, carrier):
             with pytest.raises(aqueduct.AqueductError):
                 await everything(stream)
             await stream.aclose()
-        assert client._calls == set()
+        assert client.link._calls == set()
 
 
 @pytest.mark.usefixtures("no_collector")
@@ -335,7 +335,7 @@ async def test_signs_of_life_are_sent_only_while_there_are_calls():
         before = entrypoint._half.sent
         await until(lambda: entrypoint._half.sent >= before + 3)
         await stream.aclose()
-        await until(lambda: client._beat is None)
+        await until(lambda: client.link._beat is None)
 
 
 async def _never():

@@ -14,6 +14,7 @@ import aqueduct
 from aqueduct import endpoint
 from aqueduct.errors import LocalProtocolError
 from tests.support.programs import PATIENCE, python
+from tests.support.selection import mostly_long
 
 CARRIERS = {
     "tcp": "aqueduct+tcp://127.0.0.1:0",
@@ -225,10 +226,15 @@ with aqueduct.SyncClient(sys.argv[1]) as client:
 
 @pytest.mark.parametrize(
     ("carrier", "when", "module"),
-    [
-        *((carrier, when, NESTING[0]) for carrier in CARRIERS for when in ("first", "inside")),
+    mostly_long(
+        [
+            *((carrier, when, NESTING[0]) for carrier in CARRIERS for when in ("first", "inside")),
+            *(("tcp", "first", module) for module in NESTING[1:]),
+        ],
+        *(("tls", "first", NESTING[0]), ("quic", "first", NESTING[0])),
+        *(("tcp", "inside", NESTING[0]), ("quic", "inside", NESTING[0])),
         *(("tcp", "first", module) for module in NESTING[1:]),
-    ],
+    ),
 )
 async def test_a_loop_may_be_run_within_itself_by_nest_asyncio(
     service, tmp_path, carrier, when, module

@@ -248,7 +248,7 @@ async def test_a_call_that_is_left_early_is_no_error(told: Told) -> None:
         async with client.exchange("stall", [BATCH]) as stream:
             await anext(stream)
         asked = asyncio.create_task(client.call("stall", BATCH))
-        await until(lambda: bool(client._watches.asking))
+        await until(lambda: client.endpoints[0].outstanding_bytes > 0)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from aqueduct.config import Config, Timing
 from aqueduct.errors import ConnectFailed, LocalProtocolError
 from tests.support.calls import until
 from tests.support.programs import PATIENCE, python
+from tests.support.selection import mostly_long
 
 CARRIERS = {
     "tcp": "aqueduct+tcp://127.0.0.1:0",
@@ -136,8 +138,14 @@ atexit.register(lambda: print("closed" if client.call("echo", ONE) == ONE else "
 }
 
 
-@pytest.mark.parametrize("how", AT_EXIT)
-@pytest.mark.parametrize("carrier", ["tcp", "quic"])
+@pytest.mark.parametrize(
+    ("carrier", "how"),
+    mostly_long(
+        itertools.product(("tcp", "quic"), AT_EXIT),
+        *(("tcp", how) for how in AT_EXIT),
+        *(("quic", "never closed"), ("quic", "an answer that is waited for")),
+    ),
+)
 async def test_a_client_does_not_hold_up_the_end_of_the_interpreter(
     service, tmp_path, carrier, how
 ):
@@ -513,21 +521,30 @@ tried("serve", lambda: asyncio.run(serve()))
 """
 
 
+LATE_BEGINS = {
+    "nothing was used": ("", False),
+    "names were imported": ("from aqueduct import Client, SyncClient, Service", False),
+    "a client was made": ("", True),
+}
+LATE_PATCHES: dict[str, tuple[dict[str, bool], str | None]] = {
+    "all": ({}, "the threads and selectors and queues"),
+    "no threads": ({"thread": False}, "the selectors and queues"),
+    "threads": ({"select": False, "queue": False}, "the threads"),
+    "nothing of ours": ({"thread": False, "select": False, "queue": False}, None),
+}
+
+
 @pytest.mark.parametrize(
-    ("first", "made"),
-    [("", False), ("from aqueduct import Client, SyncClient, Service", False), ("", True)],
-    ids=["nothing was used", "names were imported", "a client was made"],
+    ("begin", "patch"),
+    mostly_long(
+        itertools.product(LATE_BEGINS, LATE_PATCHES),
+        *((begin, "all") for begin in LATE_BEGINS),
+        *(("names were imported", "no threads"), ("a client was made", "threads")),
+        *(("names were imported", "nothing of ours"), ("a client was made", "nothing of ours")),
+    ),
 )
-@pytest.mark.parametrize(
-    ("patched", "named"),
-    [
-        ({}, "the threads and selectors and queues"),
-        ({"thread": False}, "the selectors and queues"),
-        ({"select": False, "queue": False}, "the threads"),
-        ({"thread": False, "select": False, "queue": False}, None),
-    ],
-)
-async def test_a_late_patch_of_gevent_is_an_error_at_once(service, first, made, patched, named):
+async def test_a_late_patch_of_gevent_is_an_error_at_once(service, begin, patch):
+    (first, made), (patched, named) = LATE_BEGINS[begin], LATE_PATCHES[patch]
     if not first and not made:
         await asyncio.to_thread(skip_if_asyncio_hangs, patched)
     code = LATE.replace("PATCHED", json.dumps(patched).replace("false", "False"))

@@ -26,7 +26,7 @@ from aqueduct.errors import (
     LocalProtocolError,
     SchemaMismatch,
 )
-from tests.carriers.proxy import End, Proxy
+from aqueduct.testing.stream_relay import End, StreamRelay
 from tests.support.calls import NUMBERS, config, numbers, served, sync_client, until_seen, values
 
 LONG = 20.0
@@ -299,7 +299,7 @@ def between(service):
 
     ``narrow(count, end)``: after ``count`` bytes more ``end`` happens to it.
     """
-    proxy, thread = Proxy(), LoopThread("test-proxy")
+    proxy, thread = StreamRelay(), LoopThread("test-proxy")
 
     async def start(target):
         return proxy.start(target)

@@ -15,6 +15,7 @@ from tests.speedups.control_streams.sequences import VECTORS
 
 __all__ = ["dissector"]  # a fixture
 
+VERSION_TEXT = "0.0.0-AFTER"
 VALID, INVALID = VECTORS["valid"], VECTORS["invalid"]
 UNI = {"from": "client", "carrier": "uni"}
 names = pytest.mark.parametrize("protocol", ["control-streams", "aq0"])
@@ -153,3 +154,36 @@ def test_people_read_a_sequence() -> None:
         "          attached channel 8 (client to server, multishot, index 1 of the client)",
         "          payload 6869  |hi|",
     ]
+
+
+CALLS = {**UNI, "header_blocks": True}
+
+
+@pytest.mark.parametrize("headers", [[], [["6b", "76"], ["6b32", ""]]])
+def test_messages_of_calls_begin_with_their_headers(headers: list[list[str]]) -> None:
+    message = {"type": "Message", "channel": 0, "num": 5, "attachments": [], "payload": "0102"}
+    frames = [{"type": "Version", "version": VERSION_TEXT}, {**message, "headers": headers}]
+    made = ask("encode", CALLS, value=frames)
+    _, found = ask("decode", CALLS, hex=made["hex"])["decoded"]
+    assert (found["headers"], found["payload"]) == (headers, "0102")
+    assert ask("encode", CALLS, value=[frames[0], found]) == made
+    plain = ask("decode", UNI, hex=made["hex"])["decoded"][1]
+    assert len(plain["payload"]) == 2 * 64 + 4  # the block is a part of the payload
+    assert "headers" not in plain
+    lines = list(dissection.dissect("control-streams", made["hex"], CALLS))
+    assert "payload 0102" in lines[-1]
+    assert sum("header" in line for line in lines) == len(headers)
+
+
+def test_a_block_that_is_malformed_says_so() -> None:
+    message = {"type": "Message", "channel": 0, "num": 0, "payload": "ff" * 70}
+    made = ask("encode", UNI, value=[{"type": "Version"}, message])
+    (_, found) = ask("decode", CALLS, hex=made["hex"])["decoded"]
+    assert found["malformed"] and "headers" not in found
+
+
+def test_header_blocks_are_there_or_not() -> None:
+    answer = ask("decode", {**UNI, "header_blocks": 1}, hex="")
+    assert "context.header_blocks must be true or false" in answer["error"]
+    message = {"type": "Message", "channel": 0, "num": 0, "headers": []}
+    assert "unknown fields: headers" in ask("encode", UNI, value=[message])["error"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from aqueduct.config import Config, Flow, Timing
 from aqueduct.endpoint.accounts import process
 from aqueduct.protocol.common.context import ConnectionContext
 from tests.support.calls import connected, sync_client
+from tests.support.selection import mostly_long
 
 SCHEMA = pa.schema([("x", pa.int64())])
 KiB, MiB = 1 << 10, 1 << 20
@@ -75,8 +77,13 @@ def first_of(batch: pa.RecordBatch) -> int:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("carrier", CARRIERS[1:])
-@pytest.mark.parametrize("name", ["part", "async part"])
+@pytest.mark.parametrize(
+    ("carrier", "name"),
+    mostly_long(
+        itertools.product(CARRIERS[1:], ("part", "async part")),
+        *(("unix", "async part"), ("tcp", "part"), ("quic", "part"), ("tls", "async part")),
+    ),
+)
 def test_one_thread_merges_256_sources_of_one_connection(carrier: str, name: str) -> None:
     with sync_client(service(), carrier, config=NARROW) as client:
         sources = [client.source(name) for _ in range(SOURCES)]
@@ -102,8 +109,13 @@ async def test_one_task_merges_256_sources_of_one_connection(carrier: str) -> No
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("carrier", CARRIERS[1:])
-@pytest.mark.parametrize("name", ["echo", "async echo", "each", "async each"])
+@pytest.mark.parametrize(
+    ("carrier", "name"),
+    mostly_long(
+        itertools.product(CARRIERS[1:], ("echo", "async echo", "each", "async each")),
+        *(("unix", "echo"), ("tcp", "async echo"), ("tls", "each"), ("quic", "async each")),
+    ),
+)
 def test_one_thread_merges_64_exchanges_of_one_connection(carrier: str, name: str) -> None:
     """Handlers hold batches whose answers nobody reads: those that are waited for go on."""
     found = Service("merge", config=BRIEF)
@@ -221,13 +233,18 @@ async def test_one_task_reads_exchanges_of_large_batches_last_one_first(
             assert found == [index] * LARGE_EXCHANGES
         for stream in answers:
             assert await anext(stream, None) is None
-        assert client.under_way.used == 0
+        assert client.link.under_way.used == 0
     assert max(held) <= MOST
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["echo", "async echo", "each"])
-@pytest.mark.parametrize("budget", [2 * MiB, 4 * MiB])
+@pytest.mark.parametrize(
+    ("budget", "name"),
+    mostly_long(
+        itertools.product((2 * MiB, 4 * MiB), ("echo", "async echo", "each")),
+        *((2 * MiB, "echo"), (4 * MiB, "async echo"), (2 * MiB, "each")),
+    ),
+)
 def test_calls_that_are_read_last_one_first_end_although_the_room_for_answers_is_narrow(
     name: str, budget: int
 ) -> None:

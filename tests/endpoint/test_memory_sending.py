@@ -332,7 +332,7 @@ async def test_a_client_pulls_large_batches_only_when_there_is_room(form: str, k
         assert pulled.count < CALLS  # not one for each call, as nothing has left
         assert await asyncio.gather(*map(read, calls)) == [3] * CALLS
         assert pulled.most <= PULL_MOST
-        assert SIZE <= client.sizes["take"] <= SIZE + KiB
+        assert SIZE <= client.link.sizes["take"] <= SIZE + KiB
 
 
 @pytest.mark.timeout(120)
@@ -500,7 +500,7 @@ async def test_a_client_whose_batches_are_small_again_waits_for_no_room() -> Non
         for size in (SIZE, 64, 64, 64, 64):
             async for _ in client.exchange("take", pulled(1, size), schema=SCHEMA):
                 pass
-        assert client.sizes["take"] == 0
+        assert client.link.sizes["take"] == 0
 
 
 @pytest.mark.parametrize("end", ["closed", "dropped", "failed", "cancelled", "lost"])

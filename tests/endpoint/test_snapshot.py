@@ -12,7 +12,7 @@ import pytest
 from aqueduct.config import DEFAULT
 from aqueduct.endpoint import Connection, ConnectionSnapshot, Mode, channel, connect, serve
 from aqueduct.endpoint.snapshot import ReceiverView, SenderView
-from tests.carriers.relay import Relay
+from aqueduct.testing.datagram_relay import DatagramRelay
 from tests.support.endpoints import TLS, eventually, place
 
 NETWORKS = ("memory", "quic")
@@ -168,7 +168,7 @@ async def test_lost_packets_are_counted() -> None:
     arrived: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
     listen = "aqueduct://127.0.0.1:0?datagram_size=1200"
     async with await serve(arrived.set_result, listen, tls=TLS) as server:
-        relay = Relay(seed=3, drop=0.1)
+        relay = DatagramRelay(seed=3, drop=0.1)
         address = server.addresses[0]
         port = urlsplit(address).port
         assert port is not None

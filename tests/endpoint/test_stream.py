@@ -19,8 +19,8 @@ from aqueduct._speedups import channels as codec
 from aqueduct.carriers.certificates import dev_certificate
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectionLost
+from aqueduct.testing.stream_relay import Place
 from tests.carriers.chunks import Kind, RawPeer, chunk, varu64
-from tests.carriers.proxy import Place
 from tests.carriers.streams import eventually, listen_at, nothing_left, place_of
 from tests.carriers.users import DEADLINE
 from tests.protocol.channels.attacker import ENTRY, message

@@ -14,7 +14,7 @@ from aqueduct.config import Flow
 from aqueduct.endpoint.accounts import process
 from aqueduct.errors import ConnectionLost, ReactiveError
 from aqueduct.reactivesocket import ReactiveSocketConnection, connect
-from tests.carriers.proxy import End, Fate, Proxy
+from aqueduct.testing.stream_relay import End, Fate, StreamRelay
 from tests.reactivesocket.pairs import (
     answering,
     brisk,
@@ -24,6 +24,7 @@ from tests.reactivesocket.pairs import (
     serving,
     within,
 )
+from tests.support.selection import mostly_long
 
 STEPS = 60
 UPGRADE = (
@@ -94,7 +95,7 @@ async def test_random_requests_both_ways(family: str, seed: int, tmp_path: Path)
     gc.collect()
     gc.collect()  # what earlier tests left counts until it is collected
     before = process().receiving.used, process().sending.used
-    proxy = Proxy(up=Fate(chop=True), down=Fate(chop=True), seed=seed)
+    proxy = StreamRelay(up=Fate(chop=True), down=Fate(chop=True), seed=seed)
     theirs: list[Asking] = []
     ended = asyncio.Event()
 
@@ -120,14 +121,14 @@ async def test_random_requests_both_ways(family: str, seed: int, tmp_path: Path)
 
 @pytest.mark.parametrize("family", ["tcp", "ws"])
 @pytest.mark.parametrize("end", [End.RESET, End.FIN])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", mostly_long(range(4), 0, 1))
 async def test_a_cut_ends_every_wait(family: str, end: End, seed: int, tmp_path: Path) -> None:
     gc.collect()
     gc.collect()  # what earlier tests left counts until it is collected
     before = process().receiving.used, process().sending.used
     chance = random.Random(seed)
     fate = Fate(limit=chance.randrange(3_000, 300_000), end=end, chop=True)
-    proxy = Proxy(up=fate, down=fate, seed=seed)
+    proxy = StreamRelay(up=fate, down=fate, seed=seed)
     ended = asyncio.Event()
 
     async def on_connection(connection: ReactiveSocketConnection) -> None:
@@ -191,7 +192,7 @@ def in_a_websocket(message: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("family", ["tcp", "ws"])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", mostly_long(range(10), *range(4)))
 async def test_mutations_harm_nobody(
     family: str, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from aqueduct.carriers.certificates import ServerTls
 from aqueduct.config import DEFAULT, Config, Relink
 from aqueduct.relink import RelinkConnection, RelinkServer, connect, serve
-from tests.carriers.proxy import Proxy
+from aqueduct.testing.stream_relay import StreamRelay
 
 __all__ = ["BRISK", "FAMILIES", "Pair", "address_for", "brisk", "eventually", "joined", "within"]
 
@@ -57,7 +57,7 @@ async def joined(
     config: Config = BRISK,
     *,
     transactions: str = "none",
-    proxy: Proxy | None = None,
+    proxy: StreamRelay | None = None,
     tls: ServerTls | None = None,
 ) -> AsyncIterator[Pair]:
     arrived: asyncio.Future[RelinkConnection] = asyncio.get_running_loop().create_future()
@@ -90,7 +90,7 @@ async def joined(
                 proxy.close()
 
 
-def through(proxy: Proxy, listener: RelinkServer, folder: Path) -> str:
+def through(proxy: StreamRelay, listener: RelinkServer, folder: Path) -> str:
     """The address of a proxy before a listener."""
     where = listener.address
     if where.path:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aqueduct.address import Address
-from tests.carriers.proxy import End, Fate, Proxy
+from aqueduct.testing.stream_relay import End, Fate, StreamRelay
 from tests.relink.pairs import FAMILIES, within
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,7 +33,7 @@ async def start(*arguments: str) -> asyncio.subprocess.Process:
 async def test_a_producer_and_a_consumer_that_are_cut(family: str, tmp_path: Path) -> None:
     where = f"aqueduct+unix://{tmp_path}/socket" if family == "unix" else None
     consumer = await start("consume", where or "aqueduct+tcp://127.0.0.1:0")
-    proxy = Proxy(
+    proxy = StreamRelay(
         up=Fate(limit=2000, end=End.RESET, chop=True), down=Fate(limit=900, end=End.RESET)
     )
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aqueduct import relink
-from tests.carriers.proxy import End, Fate, Proxy
+from aqueduct.testing.stream_relay import End, Fate, StreamRelay
 from tests.relink.pairs import Pair, brisk, joined, within
 
 BATCHES = 15
@@ -74,7 +74,7 @@ def fate(chance: random.Random, least: int, most: int) -> Fate:
 async def run(seed: int, folder: Path) -> None:
     """One run; raises AssertionError if anything was lost, came twice or stayed."""
     chance = random.Random(seed)
-    proxy = Proxy(up=fate(chance, 3000, 60_000), down=fate(chance, 2000, 40_000), seed=seed)
+    proxy = StreamRelay(up=fate(chance, 3000, 60_000), down=fate(chance, 2000, 40_000), seed=seed)
     config = brisk(ack_delay=chance.choice([0.0, 0.005, 0.025]), redial_first=0.001)
     family = chance.choice(["tcp", "unix"])
     async with joined(family, folder, config, transactions="both", proxy=proxy) as pair:

@@ -15,7 +15,7 @@ from aqueduct import relink
 from aqueduct.carriers.certificates import dev_certificate
 from aqueduct.errors import LinkLost
 from aqueduct.protocol.relink.handshake import Opening
-from tests.carriers.proxy import End, Fate, Proxy
+from aqueduct.testing.stream_relay import End, Fate, StreamRelay
 from tests.relink.pairs import BRISK, FAMILIES, Pair, brisk, eventually, joined, within
 from tests.relink.peers import ScriptedPeer, general, message, packets
 from tests.support.programs import python
@@ -38,7 +38,7 @@ async def _both(pair: Pair) -> tuple[list[int], list[int]]:
     return one, other
 
 
-async def cut(proxy: Proxy, pair: Pair, *, end: End = End.RESET) -> None:
+async def cut(proxy: StreamRelay, pair: Pair, *, end: End = End.RESET) -> None:
     """Cuts the connection, and waits until both sides messages flow again."""
     before = pair.client.link.resumes, pair.server.link.resumes
     proxy.links[-1].cut(end)
@@ -57,7 +57,7 @@ async def cut(proxy: Proxy, pair: Pair, *, end: End = End.RESET) -> None:
 async def test_a_cut_is_not_seen_by_either_application(
     family: str, end: End, tmp_path: Path
 ) -> None:
-    proxy = Proxy()
+    proxy = StreamRelay()
     tls = dev_certificate() if family == "tls" else None
     async with joined(family, tmp_path, proxy=proxy, tls=tls) as pair:
         sending = asyncio.create_task(_count_to(pair.client.channel(1), 200, 5000))
@@ -77,7 +77,7 @@ async def test_a_cut_is_not_seen_by_either_application(
 async def test_every_connection_is_cut_after_some_bytes(seed: int, tmp_path: Path) -> None:
     """Each connection passes less than all that is sent: also in the middle of large parts."""
     up = Fate(limit=30_000 + 7919 * seed, end=End.RESET, chop=True)
-    proxy = Proxy(up=up, down=replace(up, limit=20_000 + 104_729 * seed), seed=seed)
+    proxy = StreamRelay(up=up, down=replace(up, limit=20_000 + 104_729 * seed), seed=seed)
     async with joined("tcp", tmp_path, proxy=proxy) as pair:
         sending = asyncio.create_task(_count_to(pair.client.channel(1), 100, 9000))
         back = asyncio.create_task(_count_to(pair.server.channel(2), 100, 3000))
@@ -87,7 +87,7 @@ async def test_every_connection_is_cut_after_some_bytes(seed: int, tmp_path: Pat
 
 
 async def test_states_while_there_is_no_connection(tmp_path: Path) -> None:
-    proxy = Proxy()
+    proxy = StreamRelay()
     async with joined("tcp", tmp_path, proxy=proxy) as pair:
         began = time.time()
         proxy.link.up.stall()
@@ -116,7 +116,7 @@ async def test_states_while_there_is_no_connection(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["up", "down"])
 async def test_a_connection_that_swallows_bytes_is_given_up(way: str, tmp_path: Path) -> None:
     """No reset comes: the one who waits for an acknowledgement finds out."""
-    proxy = Proxy()
+    proxy = StreamRelay()
     async with joined("tcp", tmp_path, brisk(ack_deadline=0.3), proxy=proxy) as pair:
         await pair.client.channel(1).send(b"one")
         found = await within(pair.server.accept())
@@ -137,7 +137,7 @@ async def test_a_large_message_over_a_slow_network_is_no_silence(
     slow = Fate(delay=0.1, piece=32_768)
     config = brisk(ack_deadline=0.4)
     tls = dev_certificate() if family == "tls" else None
-    proxy = Proxy(up=slow, down=slow, buffer=65_536)
+    proxy = StreamRelay(up=slow, down=slow, buffer=65_536)
     async with joined(family, tmp_path, config, proxy=proxy, tls=tls) as pair:
         payload = bytes(range(256)) * (16 << 10)
         began = time.monotonic()
@@ -153,7 +153,7 @@ async def test_a_large_message_over_a_slow_network_is_no_silence(
 async def test_a_link_that_nobody_resumes_is_lost_on_both_sides_after_a_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    proxy = Proxy()
+    proxy = StreamRelay()
     async with joined("tcp", tmp_path, brisk(keep=0.5), proxy=proxy) as pair:
         await pair.server.channel(4).send(b"never consumed")
         waiting = asyncio.create_task(pair.client.accept())
@@ -181,7 +181,7 @@ async def _lost(side: relink.RelinkConnection) -> None:
 
 async def test_the_time_runs_until_messages_flow_not_until_a_handshake(tmp_path: Path) -> None:
     """A listener that agrees on the old link and never resumes it."""
-    proxy = Proxy()
+    proxy = StreamRelay()
     config = brisk(keep=1.0, handshake_deadline=0.2)
     async with joined("tcp", tmp_path, config, proxy=proxy) as pair:
         # Hello, and the answer with the old link: 24 bytes. The resume does not pass.

@@ -18,8 +18,8 @@ from aqueduct.carriers.tls_stdlib import client_context
 from aqueduct.errors import ConnectionLost, LinkLost
 from aqueduct.protocol.relink import handshake
 from aqueduct.protocol.relink.handshake import Opening
+from aqueduct.testing.stream_relay import End, Fate, StreamRelay
 from tests.carriers.certificates import Authority
-from tests.carriers.proxy import End, Fate, Proxy
 from tests.relink.pairs import BRISK, brisk, eventually, joined, within
 from tests.relink.peers import ScriptedListener, ScriptedPeer
 
@@ -110,7 +110,7 @@ async def test_memory_stays_within_the_window_over_many_cuts(tmp_path: Path) -> 
     cut = Fate(limit=1 << 20, end=End.RESET)
     config = brisk(window_bytes=1 << 20, receive_bytes=1 << 20)
     count, size = 512, 128 << 10
-    async with joined("tcp", tmp_path, config, proxy=Proxy(up=cut, down=cut)) as pair:
+    async with joined("tcp", tmp_path, config, proxy=StreamRelay(up=cut, down=cut)) as pair:
 
         async def send() -> None:
             for number in range(count):

@@ -14,7 +14,7 @@ from aqueduct import relink
 from aqueduct.errors import Ended, LinkLost, LocalProtocolError
 from aqueduct.protocol.relink.cost import message_cost
 from aqueduct.protocol.relink.handshake import Opening
-from tests.carriers.proxy import End, Fate, Proxy
+from aqueduct.testing.stream_relay import End, Fate, StreamRelay
 from tests.relink.pairs import BRISK, FAMILIES, brisk, eventually, joined, within
 from tests.relink.peers import ScriptedPeer, general, message, operation, packets
 
@@ -257,7 +257,7 @@ async def test_exactly_once_over_many_cuts(seed: int, tmp_path: Path) -> None:
     """A producer that sends again what was not committed, a consumer that refuses at times."""
     done: list[list[bytes]] = []
     up = Fate(limit=9000 + 611 * seed, end=End.RESET, chop=True)
-    proxy = Proxy(up=up, down=Fate(limit=1500 + 97 * seed, end=End.RESET), seed=seed)
+    proxy = StreamRelay(up=up, down=Fate(limit=1500 + 97 * seed, end=End.RESET), seed=seed)
 
     async def consume(connection: relink.RelinkConnection) -> None:
         async for batch in (await first(connection)).transactions():
@@ -285,7 +285,7 @@ async def test_exactly_once_over_many_cuts(seed: int, tmp_path: Path) -> None:
 
 
 async def test_commits_during_a_cut_stay_apart(tmp_path: Path) -> None:
-    proxy = Proxy()
+    proxy = StreamRelay()
     async with joined("tcp", tmp_path, transactions="connector", proxy=proxy) as pair:
         out = pair.client.channel(1)
         proxy.up = proxy.down = Fate(limit=0)

@@ -23,7 +23,7 @@ DESCRIPTION = Description(
     library="0.1.0",
     handlers=(
         HandlerDescription("score", "exchange", PLAIN, PLAIN, 4, True, "Scores é."),
-        HandlerDescription("any", "sink"),
+        HandlerDescription("any", "sink", max_concurrency=2),
     ),
     summary="Scores flights.",
 )
@@ -79,6 +79,7 @@ def altered(**changes):
         (altered(kind="stream"), "'stream' is no kind of handler"),
         (altered(name=None), "it has no 'name' of the type str"),
         (altered(concurrency=1.5), "it has no 'concurrency' of the type int"),
+        (altered(max_concurrency="2"), "it has no 'max_concurrency' of the type int"),
         (altered(input="x"), "it has no 'input' of the type dict"),
         (altered(input={"ipc": "%"}), "'input' is not base64"),
         (altered(output={"ipc": "aaaa"}), "'output': not a schema in Arrow IPC form"),

@@ -12,9 +12,14 @@ import pytest
 
 import aqueduct
 from tests.support.calls import NUMBERS, config, connected, numbers, sync_client, values
+from tests.support.selection import mostly_long
 
 
-@pytest.fixture(params=["memory", "quic", "draft", "draft-memory", "draft-quic"])
+@pytest.fixture(
+    params=mostly_long(
+        ["memory", "quic", "draft", "draft-memory", "draft-quic"], "memory", "quic", "draft"
+    )
+)
 def carrier(request):
     return request.param
 

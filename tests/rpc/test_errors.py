@@ -29,11 +29,12 @@ from tests.support.calls import (
     sync_client,
     values,
 )
+from tests.support.selection import mostly_long
 
 LIBRARY = str(Path(aqueduct.__file__).parent)
 
 
-@pytest.fixture(params=["memory", "quic", "draft"])
+@pytest.fixture(params=mostly_long(["memory", "quic", "draft"], "memory", "draft"))
 def carrier(request):
     return request.param
 

@@ -401,7 +401,7 @@ async def test_a_wide_schema_that_is_damaged_is_refused(carrier):
         caller.template.prefix = bytes(prefix)
         encoded = Encoder(WIDE).encode(wide(1))
         with pytest.raises(BadCall, match="not a schema"):
-            await client.ask(caller, encoded)
+            await client.link.ask(caller, encoded)
         assert (await client.call("wide", wide(1))).equals(wide(1))
 
 

@@ -32,9 +32,10 @@ from tests.support.calls import (
     served,
     serving,
 )
+from tests.support.selection import mostly_long
 
 
-@pytest.fixture(params=["memory", "quic", "draft"])
+@pytest.fixture(params=mostly_long(["memory", "quic", "draft"], "memory", "draft"))
 def carrier(request):
     return request.param
 

@@ -253,3 +253,11 @@ def test_statuses_that_are_wrong(headers, payload, text):
 def test_what_a_later_version_adds_is_ignored():
     status = Status.decode(((keys.STATUS, b"ok"), (b"x-000000", b"")), b'{"later":[1]}')
     assert status == Status(OK)
+
+
+def test_a_refusal_says_whether_the_call_is_untouched():
+    for untouched in (True, False):
+        error = Refused("it ends", draining=True, untouched=untouched)
+        found = sent(Status.from_exception(error)).to_exception()
+        assert isinstance(found, Refused)
+        assert (found.draining, found.untouched) == (True, untouched)

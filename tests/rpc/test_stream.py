@@ -18,7 +18,7 @@ from aqueduct.client.client import Client
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConnectFailed, ConnectionLost, DeadlineExceeded
 from aqueduct.service.server import RunningService
-from tests.carriers.proxy import End, Fate, Proxy
+from aqueduct.testing.stream_relay import End, Fate, StreamRelay
 from tests.carriers.streams import (
     SCHEMES,
     TLS,
@@ -28,6 +28,7 @@ from tests.carriers.streams import (
     through,
 )
 from tests.support.calls import NUMBERS, config, numbers, values
+from tests.support.selection import mostly_long
 
 MiB = 1 << 20
 BATCHES = [numbers(1, 2), numbers(3)]
@@ -87,7 +88,7 @@ async def cut_at(
     complete = []
     for at in offsets:
         fate = Fate(limit=at, end=end)
-        proxy = Proxy(up=fate) if way == "up" else Proxy(down=fate)
+        proxy = StreamRelay(up=fate) if way == "up" else StreamRelay(down=fate)
         address = through(proxy, running.addresses[0], folder)
         try:
             async with asyncio.timeout(20):
@@ -104,7 +105,7 @@ async def cut_at(
 
 async def length(running: RunningService, folder: Path, way: str) -> int:
     """How many bytes a call takes this way, less what the close of the connection says."""
-    proxy = Proxy()
+    proxy = StreamRelay()
     assert await call(through(proxy, running.addresses[0], folder)) == ANSWERS
     proxy.close()
     return int(getattr(proxy.link, way).passed)
@@ -112,7 +113,13 @@ async def length(running: RunningService, folder: Path, way: str) -> int:
 
 @pytest.mark.parametrize("end", [End.FIN, End.RESET])
 @pytest.mark.parametrize("way", ["up", "down"])
-@pytest.mark.parametrize(("scheme", "step"), [("tcp", 1), ("unix", 7), ("tls", 19)])
+@pytest.mark.parametrize(
+    ("scheme", "step"),
+    mostly_long(
+        [("tcp", 1), ("tcp", 7), ("unix", 7), ("unix", 11), ("tls", 19), ("tls", 29)],
+        *(("tcp", 7), ("unix", 11), ("tls", 29)),
+    ),
+)
 async def test_a_call_that_is_cut_at_any_byte_is_lost(
     scheme: str, step: int, way: str, end: End, tmp_path: Path
 ) -> None:
@@ -139,7 +146,7 @@ async def test_a_call_of_one_batch_that_is_cut_is_lost(scheme: str, tmp_path: Pa
     async with served(scheme, tmp_path) as (_, running):
         for at in range(0, 700, 11):
             fate = Fate(limit=at, end=End.RESET if at % 2 else End.FIN)
-            proxy = Proxy(up=fate) if at % 3 else Proxy(down=fate)
+            proxy = StreamRelay(up=fate) if at % 3 else StreamRelay(down=fate)
             try:
                 async with asyncio.timeout(20):
                     assert await one(through(proxy, running.addresses[0], tmp_path)) == ANSWERS[:1]
@@ -167,7 +174,7 @@ async def test_any_pieces_and_any_delay_change_nothing(scheme: str, tmp_path: Pa
         for seed, fate in enumerate(
             [Fate(piece=1), Fate(piece=7, chop=True), Fate(piece=300, chop=True, delay=0.002)]
         ):
-            proxy = Proxy(up=fate, down=fate, seed=seed)
+            proxy = StreamRelay(up=fate, down=fate, seed=seed)
             async with asyncio.timeout(60):
                 assert await call(through(proxy, running.addresses[0], tmp_path)) == ANSWERS
             proxy.close()
@@ -191,7 +198,7 @@ async def test_a_stalled_connection_is_lost_in_time(scheme: str, way: str, tmp_p
 
         async def stalled(at: int) -> None:
             fate = Fate(limit=at)
-            proxy = Proxy(up=fate) if way == "up" else Proxy(down=fate)
+            proxy = StreamRelay(up=fate) if way == "up" else StreamRelay(down=fate)
             folder = tmp_path / str(at)
             folder.mkdir()
             address = through(proxy, running.addresses[0], folder)
@@ -237,7 +244,7 @@ async def test_a_client_that_stops_reading_is_held_and_can_leave(
 
 
 async def stop_reading(service: aqueduct.Service, running: RunningService, folder: Path) -> None:
-    proxy = Proxy(buffer=16_384)
+    proxy = StreamRelay(buffer=16_384)
     client = await Client.connect(through(proxy, running.addresses[0], folder))
     stream = client.source("flood")
     assert (await anext(stream)).num_rows == 10_000
@@ -265,7 +272,7 @@ async def test_a_reset_in_the_middle_of_a_large_batch(scheme: str, tmp_path: Pat
     """Inside a chunk of a body that was landing in its place: its memory goes with the call."""
     async with served(scheme, tmp_path) as (_, running):
         for at in (20_000, 300_000, 1_000_003):
-            proxy = Proxy(up=Fate(limit=at, end=End.RESET))
+            proxy = StreamRelay(up=Fate(limit=at, end=End.RESET))
             address = through(proxy, running.addresses[0], tmp_path)
             with pytest.raises(ConnectionLost):
                 await call(address, batches=[numbers(*range(400_000))])
@@ -275,7 +282,7 @@ async def test_a_reset_in_the_middle_of_a_large_batch(scheme: str, tmp_path: Pat
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_connecting_fails_where_a_proxy_has_no_server(scheme: str, tmp_path: Path) -> None:
     """What is accepted and closed at once is no connection, and the error says so."""
-    proxy = Proxy()
+    proxy = StreamRelay()
     address = listen_at(scheme, tmp_path).replace(":0", ":1")
     with pytest.raises(ConnectFailed):
         await Client.connect(through(proxy, address, tmp_path))

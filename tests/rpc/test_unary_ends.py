@@ -40,12 +40,13 @@ from tests.support.calls import (
     serving,
     until,
 )
+from tests.support.selection import mostly_long
 
 HANDLERS = [name for name in ENDS if name not in ("generator", "async generator")]
 """Those of Watched that do not answer one batch at once."""
 
 
-@pytest.fixture(params=["memory", "quic", "draft"])
+@pytest.fixture(params=mostly_long(["memory", "quic", "draft"], "memory", "draft"))
 def carrier(request):
     return request.param
 

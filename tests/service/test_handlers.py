@@ -10,6 +10,7 @@ import pytest
 
 import aqueduct
 from aqueduct.errors import ConfigError
+from aqueduct.service.batching import Batching
 from aqueduct.service.handlers import HandlerShape
 from tests.sinks.shelf import Shelf
 from tests.support.calls import NUMBERS, connected, everything, numbers
@@ -128,6 +129,15 @@ def test_a_handler_twice_is_an_error(service):
         (function, {"concurrency": True}, "concurrency is True"),
         (generator, {"concurrency": 2}, "needs a function of one batch; generator handlers see"),
         (function, {"max_calls": 0}, "max_calls is 0; it must be 1 or more, or None"),
+        (function, {"max_concurrency": 0}, "max_concurrency is 0; it must be 1 or more, or None"),
+        (generator, {"max_concurrency": True}, "max_concurrency is True"),
+        (function, {"max_concurrency": 1, "queue": -1}, "queue is -1; it must be 0 or more"),
+        (function, {"max_concurrency": 1, "queue": "2"}, "queue is '2'; it must be 0 or more"),
+        (function, {"queue": 2}, "queue=2 needs max_concurrency= or batch="),
+        (function, {"batch": 4096}, r"batch is 4096; it must be an aqueduct\.Batching"),
+        (generator, {"batch": Batching()}, "function of one batch, not generator"),
+        (function, {"kind": "sink", "batch": Batching()}, "function of one batch, not a sink"),
+        (lambda: None, {"batch": Batching()}, r"called with \(batch, calls\), where calls may be"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(service, written, options, words):
@@ -159,9 +169,11 @@ def test_the_description_of_a_service_has_its_handlers(service):
     output = pa.schema([("length", pa.int32())])
     service.handler("a", input=NUMBERS, output=output, concurrency=3, idempotent=True)(function)
     service.handler("b", kind="source", output=lambda call: output)(lambda: (yield))
+    service.handler("c", batch=Batching())(function)
     described = service.describe()
     assert described.service == "test"
-    first, second = described.handlers
+    first, second, third = described.handlers
+    assert (first.max_concurrency, third.max_concurrency) == (None, 1)
     assert (first.name, first.kind, first.input, first.output) == ("a", "exchange", NUMBERS, output)
     assert (first.concurrency, first.idempotent) == (3, True)
     assert (second.name, second.kind, second.input, second.output) == ("b", "source", None, None)

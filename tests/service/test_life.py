@@ -167,6 +167,7 @@ async def test_the_counters(service):
     wanted = {
         "calls": 6,
         "open_calls": 0,
+        "waiting_calls": 0,
         "connections": 1,
         "open_connections": 0,
         "resumes": 0,

@@ -20,6 +20,7 @@ from aqueduct.errors import ConfigError, ConnectionLost
 from aqueduct.service import supervisor
 from tests.service.test_workers import NUMBERS, WAIT, Crew, crew, gone, numbers, one_of_each, who
 from tests.support.proxy import CuttingProxy
+from tests.support.selection import mostly_long
 
 APP = """
 import asyncio, json, os
@@ -69,7 +70,7 @@ LISTEN = {
     "tcp": ("--listen", "aqueduct+tcp://127.0.0.1:0?resume=60s"),
     "tls": ("--listen", "aqueduct+tls://127.0.0.1:0?resume=60s", "--dev-certificate"),
 }
-both = pytest.mark.parametrize("scheme", list(LISTEN))
+both = pytest.mark.parametrize("scheme", mostly_long(LISTEN, "tcp"))
 
 
 @pytest.fixture
@@ -142,7 +143,9 @@ async def links_of(running: Crew, workers: int) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize(("scheme", "count"), [("tcp", 200), ("tls", 60)])
+@pytest.mark.parametrize(
+    ("scheme", "count"), mostly_long([("tcp", 200), ("tcp", 60), ("tls", 60)], ("tcp", 60))
+)
 async def test_links_over_four_workers_of_which_one_is_killed(
     folder: Path, scheme: str, count: int
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -18,9 +19,12 @@ from aqueduct.config import DEFAULT, Timing
 from aqueduct.errors import AqueductError, ConfigError, Refused
 from tests.support.calls import until_seen
 from tests.support.programs import FORMS, PATIENCE, program, python
+from tests.support.selection import mostly_long
 
 ADDRESS = "aqueduct+tcp://127.0.0.1:0"
 ONE = pa.record_batch({"n": pa.array([1], pa.int64())})
+HOLDING = ("function", "generator", "loop", "executor", "thread")
+"""Handlers that would take ten minutes."""
 
 SERVICE = """
 import asyncio, concurrent.futures, json, multiprocessing, os, signal, sys, threading, time
@@ -159,11 +163,17 @@ def test_one_ctrl_c_to_all_processes_of_a_service_with_a_pool_drains_it(tmp_path
         assert running.ended() == 0
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("handler", ["function", "generator", "loop", "executor", "thread"])
+@pytest.mark.parametrize(
+    ("form", "handler"),
+    mostly_long(
+        itertools.product(FORMS, HOLDING),
+        *(("run", handler) for handler in HOLDING),
+        *(("serve", "generator"), ("workers", "function"), ("workers", "loop")),
+    ),
+)
 def test_no_handler_holds_the_end_beyond_the_drain(tmp_path, form, handler):
     """Each of them would take ten minutes."""
-    with program(tmp_path, SERVICE, form, ADDRESS, "--drain", "2") as running:
+    with program(tmp_path, SERVICE, form, ADDRESS, "--drain", "1") as running:
         client = aqueduct.SyncClient(running.address)
         call = Calling(client, handler)
         assert running.line() == "taken"

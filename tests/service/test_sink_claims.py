@@ -39,14 +39,14 @@ class LoopShelf(NotedShelf):
     """The same on the event loop."""
 
     async def commit(
-        self, write_key: WriteKey, prepared: Sequence[PreparedAttempt], note: Any
+        self, write_key: WriteKey, prepared: Sequence[PreparedAttempt], note: Any = None
     ) -> Any:
         while not self.blocked.is_set():
             self.committing.set()
             await asyncio.sleep(0.001)
         return super().commit(write_key, prepared, note)
 
-    async def committed(self, write_key: WriteKey) -> Any:  # type: ignore[override]
+    async def committed(self, write_key: WriteKey) -> Any:
         return super().committed(write_key)
 
 

@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import aqueduct
 from aqueduct.errors import Cancelled, HandlerFailed, UnknownHandler
 from aqueduct.service.telemetry import OpenTelemetry
+from tests.support.calls import until
 from tests.support.proxy import CuttingProxy
 
 NUMBERS = pa.schema([("id", pa.int64())])
@@ -81,6 +82,23 @@ def make(told, telemetry=None):
         with told.tracer.start_as_current_span("in coroutine"):
             return batch
 
+    @service.handler("function in turn", input=NUMBERS, max_concurrency=1)
+    def function_in_turn(batch):
+        with told.tracer.start_as_current_span("in function in turn"):
+            return batch
+
+    @service.handler("coroutine in turn", input=NUMBERS, max_concurrency=1)
+    async def coroutine_in_turn(batch):
+        with told.tracer.start_as_current_span("in coroutine in turn"):
+            return batch
+
+    @service.handler("generator in turn", input=NUMBERS, max_concurrency=1)
+    def generator_in_turn(batches):
+        for batch in batches:
+            with told.tracer.start_as_current_span("in generator in turn"):
+                pass
+            yield batch
+
     @service.handler("generator", input=NUMBERS)
     def generator(batches):
         for batch in batches:
@@ -115,7 +133,12 @@ async def exchange(service, handler, headers=None):
             return [batch async for batch in stream]
 
 
-@pytest.mark.parametrize("handler", ["function", "coroutine", "generator", "async generator"])
+IN_TURN = [f"{shape} in turn" for shape in ("function", "coroutine", "generator")]
+
+
+@pytest.mark.parametrize(
+    "handler", ["function", "coroutine", "generator", "async generator", *IN_TURN]
+)
 async def test_a_call_is_a_child_of_the_span_that_came_with_it(told, handler):
     with told.tracer.start_as_current_span("driver") as driver:
         headers: dict[str, str] = {}
@@ -188,6 +211,24 @@ async def test_metrics_by_handler(told):
     rows = told.points("aqueduct.server.rows")
     assert rows[("aqueduct.direction", "in"), ("rpc.method", "function")].value == 6
     assert rows[("aqueduct.direction", "out"), ("rpc.method", "function")].value == 6
+
+
+async def test_metrics_of_calls_that_wait(told):
+    service, held = make(told), asyncio.Event()
+
+    @service.handler("hold", input=NUMBERS, max_concurrency=1)
+    async def hold(batch):
+        await held.wait()
+        return batch
+
+    async with service.serving("memory://told") as live:
+        async with await aqueduct.Client.connect(live.addresses[0]) as client:
+            calls = [asyncio.create_task(client.call("hold", BATCH)) for _ in range(3)]
+            await until(lambda: service.counters()["waiting_calls"] == 2)
+            found = told.points("aqueduct.server.waiting")
+            assert [point.value for point in found.values()] == [2]
+            held.set()
+            await asyncio.gather(*calls)
 
 
 async def test_metrics_of_what_the_process_holds(told):

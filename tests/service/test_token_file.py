@@ -119,6 +119,18 @@ async def test_tables_sinks_and_the_description(path):
     assert "not for handler 'aqueduct.sink'" in writer.check("aqueduct.sink")
 
 
+async def test_a_handler_finds_who_calls(path):
+    made = service(path)
+
+    @made.handler("who", output=pa.schema([("name", pa.string())]))
+    def who(batch, call):
+        return pa.record_batch({"name": [call.state.caller]})
+
+    async with connected(made, token="all") as client:
+        answer = await client.call("who", numbers(1))
+        assert answer["name"].to_pylist() == ["admin"]
+
+
 def test_a_sync_client_reads_why(path):
     with sync_client(service(path), token="old") as client:
         with pytest.raises(Refused, match="has expired"):
@@ -340,6 +352,7 @@ async def test_many_wait_for_one_look_and_none_for_ever():
     impatient = Reload(work, name="the look", timeout=0.01)
     with pytest.raises(TimeoutError, match=r"the look took longer than 0\.01 s"):
         await impatient.run()
+    await until(lambda: len(looks) == 2)  # it goes on
     cancelled = waiting.pop()
     cancelled.cancel()
     release.set()

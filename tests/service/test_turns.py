@@ -31,7 +31,7 @@ from tests.support.collector import uncollected
 
 ATTACHED = 1000
 """Channels that come with one message, which is no call."""
-MESSAGES = 30
+MESSAGES = 12
 
 
 @pytest.mark.parametrize("carrier", ["unix", "quic"])

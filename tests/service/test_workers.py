@@ -25,6 +25,7 @@ from aqueduct.rpc.reactive_calls import ReactiveItems
 from aqueduct.service.supervisor import Restarts
 from aqueduct.service.worker import tls_from_json, tls_to_json
 from tests.service.reactive_clients import asked
+from tests.support.selection import mostly_long
 from tests.test_cli import COMMAND, environment
 
 NUMBERS = pa.schema([pa.field("number", pa.int64(), nullable=False)])
@@ -196,7 +197,7 @@ ADDRESSES = {
 }
 
 
-@pytest.fixture(params=ADDRESSES)
+@pytest.fixture(params=mostly_long(ADDRESSES, "quic", "tcp", "unix"))
 def listen(request, folder: Path) -> tuple[str, ...]:
     address = ADDRESSES[request.param].replace("FOLDER", str(folder))
     secure = request.param in ("quic", "tls")

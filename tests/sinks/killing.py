@@ -25,7 +25,7 @@ import pyarrow as pa
 import aqueduct
 from aqueduct.config import Config, Timing
 from aqueduct.errors import AqueductError
-from aqueduct.rpc.sink_commit import WRITE, Attempt, PreparedAttempt, WriteKey
+from aqueduct.rpc.sink_commit import WRITE, Attempt, Claim, ClaimedKey, PreparedAttempt, WriteKey
 from aqueduct.service.context import Call
 
 ROOT = Path(__file__).parent.parent.parent
@@ -186,7 +186,7 @@ def serve(address: str, plans: Plans, sink: Callable[[], Any]) -> None:
     service = aqueduct.Service("deadly", config=Config(timing=timing))
     made = sink()
     served = service.sink("sink", made, schema=IDS)
-    write, claim = served._write, served._settle_claim
+    write, settle_claim = served._write, served._settle_claim
     settle = {"commit": served._settle_commit, "abort": served._settle_abort}
 
     def wrote(batches: Any, call: Call) -> Any:
@@ -203,10 +203,10 @@ def serve(address: str, plans: Plans, sink: Callable[[], Any]) -> None:
 
         return work
 
-    async def claiming(asked: Any, call: Call) -> Any:
+    async def claiming(claim: Claim, call: Call) -> ClaimedKey:
         made.settler = pid_of(call)
         made.at("claim begins")
-        result = await claim(asked, call)
+        result = await settle_claim(claim, call)
         made.at("claim ends")
         return result
 

@@ -156,11 +156,10 @@ PLAYS = st.lists(
 )
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(PLAYS, st.sampled_from(["commit", "abort", "replay", "commit, abort"]), st.booleans())
-def test_any_order_of_deaths_leaves_all_or_nothing(
+ENDS = st.sampled_from(["commit", "abort", "replay", "commit, abort"])
+
+
+def leaves_all_or_nothing(
     driver: Driver, rows: Rows, play: list[tuple[str, int, str]], end: str, named: bool
 ) -> None:
     plans, job = driver.bed.plans, Job(driver)
@@ -186,3 +185,24 @@ def test_any_order_of_deaths_leaves_all_or_nothing(
         driver.abort(job.write_key, prepared)
     plans.clear()
     assert job.seen(rows()) == wanted
+
+
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(PLAYS, ENDS, st.booleans())
+def test_any_order_of_deaths_leaves_all_or_nothing(
+    driver: Driver, rows: Rows, play: list[tuple[str, int, str]], end: str, named: bool
+) -> None:
+    leaves_all_or_nothing(driver, rows, play, end, named)
+
+
+@pytest.mark.long
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(PLAYS, ENDS, st.booleans())
+def test_many_orders_of_deaths_leave_all_or_nothing(
+    driver: Driver, rows: Rows, play: list[tuple[str, int, str]], end: str, named: bool
+) -> None:
+    leaves_all_or_nothing(driver, rows, play, end, named)

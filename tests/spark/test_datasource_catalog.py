@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from aqueduct.errors import ConfigError
 from spark_udfs import register
 from spark_udfs.datasource.options import settings_of
 from tests.sinks.shelf import Shelf
+from tests.support.selection import mostly_long
 
 pytestmark = pytest.mark.spark
 
@@ -139,8 +141,13 @@ def test_save_as_table_writes_in_every_mode_and_says_how_it_is_read(
     assert len(shelf.asked_for("commit")) == commits + 2
 
 
-@pytest.mark.parametrize("columns", ["", "(id bigint)"])
-@pytest.mark.parametrize("handler", ["handler", "path"])
+@pytest.mark.parametrize(
+    ("columns", "handler"),
+    mostly_long(
+        itertools.product(("", "(id bigint)"), ("handler", "path")),
+        *(("", "path"), ("(id bigint)", "handler")),
+    ),
+)
 def test_a_temporary_view_is_read_and_written_by_its_name(
     spark: Any, address: str, shelf: Shelf, name: str, columns: str, handler: str
 ) -> None:

@@ -153,6 +153,7 @@ def test_available_now_ends_at_what_there_was_and_keeps_limits(running, log, sta
         progress = query.lastProgress["sources"][0]
     assert sink.batches == {0: [0, 1, 2, 3], 1: [4, 5, 6, 7], 2: [8, 9]}
     assert json.loads(progress["endOffset"]) == {"row": 10}
+    assert json.loads(progress["latestOffset"]) == {"row": 100}
     limits = [limit for what, limit in log.asked if what == "latest" and limit.rows]
     assert {(limit.rows, limit.until["row"]) for limit in limits} == {(4, 10)}
 
@@ -243,6 +244,23 @@ def test_what_spark_asks_is_asked_of_the_table(running, log):
         reader.stop()
     limits = [limit for what, limit in log.asked if what == "latest"]
     assert limits == [Limit(rows=6), Limit(), Limit(), Limit(rows=50, until={"row": 20})]
+
+
+def test_the_newest_offset_is_told_and_never_ends_a_query(running, log, caplog):
+    log.newest = 20
+    with running(make(log), TCP) as address:
+        reader = reader_of(address, retries=100)
+        assert reader.reportLatestOffset() is None  # nothing was read yet
+        assert reader.latestOffset({"row": 0}, ReadMaxRows(6)) == {"row": 6}
+        assert reader.reportLatestOffset() == {"row": 20}
+        asked = len(log.asked)
+        assert reader.latestOffset({"row": 6}, ReadAllAvailable()) == {"row": 20}
+        assert reader.reportLatestOffset() == {"row": 20}
+        assert len(log.asked) == asked + 1  # the answer without a limit is the newest offset
+        assert reader.latestOffset({"row": 6}, ReadMaxRows(6)) == {"row": 12}
+    assert reader.reportLatestOffset() is None  # at once, however many retries there may be
+    (record,) = [each for each in caplog.records if "newest offset" in each.getMessage()]
+    assert "table 'log' at " in record.getMessage()
 
 
 def test_what_a_split_took_is_in_the_log(running, log, caplog):

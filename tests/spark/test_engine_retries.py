@@ -24,11 +24,11 @@ from aqueduct.errors import (
     DeadlineExceeded,
     Refused,
 )
+from aqueduct.testing.stream_relay import End, Fate, StreamRelay
 from spark_udfs import exchange
 from spark_udfs.calls.pool import process_pool
 from spark_udfs.worker.metrics import TaskMetrics
 from spark_udfs.worker.task import TaskContext
-from tests.carriers.proxy import End, Fate, Proxy
 from tests.spark.callees import (
     Callee,
     Neighbour,
@@ -47,7 +47,7 @@ REACTIVE = "reactivesocket+tcp://127.0.0.1:0"
 IMPATIENT = Config(timing=Timing(connect_timeout=2))
 
 
-class Cutting(Proxy):
+class Cutting(StreamRelay):
     """A proxy whose connections have the fates that ``fates`` gives, then none."""
 
     def __init__(self, fates, **options):

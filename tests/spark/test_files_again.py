@@ -15,10 +15,10 @@ import pytest
 
 import aqueduct
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost, HandlerFailed
+from aqueduct.testing.stream_relay import End, Fate
 from spark_udfs import send_files
 from spark_udfs.calls.pool import process_pool
 from spark_udfs.files.paths import FileFailed
-from tests.carriers.proxy import End, Fate
 from tests.spark.callees import free_port
 from tests.spark.test_engine_retries import TCP, cut
 

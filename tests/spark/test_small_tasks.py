@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aqueduct.client.client import Client
+from aqueduct.client.client_connection import ClientConnection
 from aqueduct.errors import HandlerFailed
 from spark_udfs.calls import partition as partition_module
 from spark_udfs.worker.metrics import TaskMetrics
@@ -19,13 +19,13 @@ from tests.spark.callees import Callee, answers, batch, calling, until, value_of
 def begun(monkeypatch):
     """The handlers of the exchanges that were begun as such."""
     handlers: list[str] = []
-    begin = Client.begin
+    begin = ClientConnection.begin
 
     def counted(self, head, *arguments):
         handlers.append(head.handler)
         return begin(self, head, *arguments)
 
-    monkeypatch.setattr(Client, "begin", counted)
+    monkeypatch.setattr(ClientConnection, "begin", counted)
     return handlers
 
 

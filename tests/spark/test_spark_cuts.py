@@ -1,4 +1,4 @@
-"""Jobs whose connections are cut every 2 s: with ``resume`` no task fails, without it one does."""
+"""Jobs whose connections are cut each second: with ``resume`` no task fails, else one does."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.support.proxy import cutting_each
 
 pytestmark = pytest.mark.spark
 
-EACH = 2.0
+EACH = 1.0
 NUMBERS = pa.schema([("id", pa.int64())])
-ROWS, PARTITIONS = 12_000, 2
-PAUSE = 0.1  # seconds for a batch of 100 rows: 6 s for a partition, and so at least two cuts
+ROWS, PARTITIONS = 6_000, 2
+PAUSE = 0.1  # seconds for a batch of 100 rows: 3 s for a partition, and so at least two cuts
 CONFIG = Config(timing=Timing(close_linger=0.2, drain_timeout=1))
 RESUME = "?resume=60s"
 
@@ -80,7 +80,7 @@ def resume(request: Any) -> str:
 
 @pytest.fixture
 def address(service: aqueduct.Service, running: Any, resume: str) -> Iterator[str]:
-    """Of a proxy that cuts every connection each 2 s."""
+    """Of a proxy that cuts every connection each second."""
     with (
         running(service, f"aqueduct+tcp://127.0.0.1:0{resume}", dev_certificate=False) as behind,
         cutting_each(behind, EACH) as proxy,

@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 
 from spark_udfs import exchange
 from tests.spark.witness import IDLE, Witness
+from tests.support.selection import mostly_long
 
 pytestmark = pytest.mark.spark
 
@@ -53,7 +54,7 @@ def witness(service, spark):
     service.settled()
 
 
-@pytest.fixture(params=SCHEMES)
+@pytest.fixture(params=mostly_long(SCHEMES, "tcp", "quic"))
 def address(request, witness):
     return witness.addresses[SCHEMES.index(request.param)]
 
@@ -122,7 +123,7 @@ def test_a_cancelled_job_cancels(spark, address, witness, background):
     assert cancelled["at"] - with_end.wait() < PROMISE
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", mostly_long(SCHEMES, "tcp", "quic"))
 def test_a_worker_killed_with_sigkill(spark, witness, background, scheme):
     job = background(holding(spark, witness.addresses[SCHEMES.index(scheme)]).collect)
     (held,) = witness.wait("holding")

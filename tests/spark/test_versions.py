@@ -12,6 +12,7 @@ import pytest
 
 from aqueduct.errors import BadCall, ConfigError
 from spark_udfs import exchange
+from spark_udfs.versions import younger
 from spark_udfs.worker.pickling import library_version, unpacked
 
 ROOT = Path(__file__).parent.parent.parent
@@ -62,3 +63,23 @@ def test_versions_that_differ_at_the_front_do_not_work_together():
 
 def test_where_nothing_is_installed_nothing_is_compared():
     assert unpacked("", pickle.dumps((list, ()))) == []
+
+
+def test_what_pyspark_lacks_is_named_with_its_version():
+    pyspark = pytest.importorskip("pyspark")
+    with pytest.raises(ConfigError) as caught:
+        younger("pyspark.sql.functions.not_yet", "9.1", "exchange_more")
+    assert str(caught.value) == (
+        f"exchange_more needs PySpark 9.1 or newer, for not_yet; here is PySpark "
+        f"{pyspark.__version__}. Install the newer version on the driver and the executors"
+    )
+    with pytest.raises(ConfigError, match=r"needs PySpark 9\.2 or newer, for Nothing"):
+        younger("pyspark.sql.no_such_module.Nothing", "9.2", "reading")
+    assert younger("pyspark.sql.types.StructType", "4.0", "all").__name__ == "StructType"
+
+
+def test_what_a_module_of_pyspark_lacks_is_not_its_version(tmp_path, monkeypatch):
+    (tmp_path / "needy.py").write_text("import a_module_that_is_not_installed")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_installed"):
+        younger("needy.Anything", "9.1", "exchange_more")

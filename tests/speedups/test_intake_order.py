@@ -12,6 +12,7 @@ from aqueduct._speedups.bpmux.chunks import CREDIT, END, PAYLOAD, encode_head, e
 from aqueduct._speedups.stream.socket_reader import Outcome, SocketReader
 from aqueduct.protocol.bpmux import events
 from aqueduct.protocol.bpmux.connection import Mux
+from tests.support.selection import mostly_long
 
 KiB = 1 << 10
 SINK = 2
@@ -104,7 +105,7 @@ def test_nothing_overtakes_an_event(near: Near) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", mostly_long(range(40), *range(15)))
 def test_any_stream_of_chunks_is_reported_in_its_order(near: Near, seed: int) -> None:
     chance = random.Random(seed)
     known: list[int] = []

@@ -14,6 +14,7 @@ from hypothesis.stateful import initialize
 
 from tests.protocol.channels.test_machines import Applications, EndedConnections
 from tests.support import simulate
+from tests.support.selection import mostly_long
 from tests.support.world import BIDI_CHOICES, CHOICES, WEATHERS, Settings, World
 
 DIALECT = "control-streams"
@@ -65,7 +66,7 @@ TestEndedControlConnections.settings = EXAMPLES
 @pytest.mark.requirement("AQ0-R5")
 @pytest.mark.requirement("AQ0-R6")
 @pytest.mark.parametrize("profile", sorted(simulate.PROFILES))
-@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize("block", mostly_long(range(6), 0, 1))
 def test_a_short_run_loses_nothing_and_leaves_nothing(block: int, profile: str) -> None:
     for seed in range(30 * block, 30 * block + 30):
         simulate.run(seed, profile, DIALECT, SHORT)

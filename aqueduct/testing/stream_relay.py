@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import socket
 import struct
@@ -19,11 +20,13 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
 
-__all__ = ["End", "Fate", "Link", "Proxy", "Way"]
+__all__ = ["End", "Fate", "RelayedConnection", "StreamRelay", "Way"]
 
 _PIECE = 65_536
 _HELD = 256 * 1024
 """What a way holds at most of what was read and not passed on: more waits in the kernel."""
+_WAITS = 0.1
+"""Seconds for which bytes wait in a way that has a rate."""
 
 Place = tuple[str, int] | str
 """A TCP address, or the path of a Unix socket."""
@@ -55,9 +58,11 @@ class Fate:
     """Whether the pieces have sizes from 1 to ``piece``, by the seed."""
     delay: float = 0.0
     """Seconds that each piece is late."""
+    rate: float | None = None
+    """Bytes a second that pass; None: as many as can."""
 
 
-class Proxy:
+class StreamRelay:
     """See the module. ``up`` is the way from the client to the server, ``down`` the other.
 
     ``buffer`` is asked of the kernel for every socket of the proxy, so that little is
@@ -75,12 +80,14 @@ class Proxy:
         self.up = up
         self.down = down
         """The fates of connections that are accepted from now on."""
-        self.links: list[Link] = []
+        self.links: list[RelayedConnection] = []
         """The connections in the order of their coming, those that are over too."""
         self._seed = seed
         self._buffer = buffer
         self._listener: socket.socket | None = None
         self._accepting: set[asyncio.Task[None]] = set()
+        self.on_limit: Callable[[], object] = lambda: None
+        """Called when a connection is ended by the limit of a way."""
 
     def start(self, target: Place, listen: Place = ("127.0.0.1", 0)) -> Place:
         """Stands before the server at ``target``; returns the place for its clients."""
@@ -98,7 +105,7 @@ class Proxy:
         return host, port
 
     @property
-    def link(self) -> Link:
+    def link(self) -> RelayedConnection:
         """The only connection there ever was."""
         (link,) = self.links
         return link
@@ -164,10 +171,11 @@ class Proxy:
         number = len(self.links)
         up = random.Random(f"{self._seed} {number} up")
         down = random.Random(f"{self._seed} {number} down")
-        self.links.append(Link(client, server, (self.up, up), (self.down, down)))
+        ways = (self.up, up), (self.down, down)
+        self.links.append(RelayedConnection(client, server, *ways, lambda: self.on_limit()))
 
 
-class Link:
+class RelayedConnection:
     """One connection: two ways."""
 
     def __init__(
@@ -176,9 +184,10 @@ class Link:
         server: socket.socket,
         up: tuple[Fate, random.Random],
         down: tuple[Fate, random.Random],
+        on_limit: Callable[[], object],
     ) -> None:
-        self.up = Way(client, server, *up, self._end)
-        self.down = Way(server, client, *down, self._end)
+        self.up = Way(client, server, *up, self._end, on_limit)
+        self.down = Way(server, client, *down, self._end, on_limit)
         self._sockets = (client, server)
         self.up.open()
         self.down.open()
@@ -227,8 +236,10 @@ class Way:
         fate: Fate,
         chance: random.Random,
         end: Callable[[End], None],
+        on_limit: Callable[[], object],
     ) -> None:
         self.fate = fate
+        self._on_limit = on_limit
         self.limit = fate.limit
         """Bytes that may pass in all; see ``let``."""
         self.read = 0
@@ -251,6 +262,8 @@ class Way:
         self._timer: asyncio.TimerHandle | None = None
         self._blocked = False
         self._finishing = False
+        self._busy = 0.0
+        """Until when what was read takes to pass, at this rate."""
 
     def open(self) -> None:
         """Begins."""
@@ -274,6 +287,20 @@ class Way:
         self.limit = None
         self._arm()
 
+    def change(self, fate: Fate) -> None:
+        """Another fate, from here on: its limit counts what comes from now."""
+        if self.over:
+            return
+        self.fate = fate
+        self.limit = None if fate.limit is None else self.read + fate.limit
+        self._busy = 0.0
+        if not fate.delay and fate.rate is None:
+            self._held = deque((0.0, data) for _, data in self._held)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._write()
+
     def finish(self) -> None:
         """The receiver reads an end behind what was read; what still comes is thrown away."""
         if not self._finishing:
@@ -293,10 +320,14 @@ class Way:
     # Within
 
     def _room(self) -> int:
-        most = _HELD - (self.read - self.passed)
+        held, piece, rate = _HELD, self.fate.piece, self.fate.rate
+        if rate is not None:  # little at a time, and little that waits
+            held = min(held, math.ceil(rate * (self.fate.delay + _WAITS)))
+            piece = min(piece, math.ceil(rate * _WAITS / 4))
+        most = held - (self.read - self.passed)
         if self.limit is not None:
             most = min(most, self.limit - self.read)
-        return max(0, min(most, self.fate.piece))
+        return max(0, min(most, piece))
 
     def _arm(self) -> None:
         """Reads only while there is room: an event that nobody wants would come for ever."""
@@ -327,7 +358,11 @@ class Way:
             self._end(End.HALF)
         elif not self.over:
             self.read += len(data)
-            due = self._loop.time() + self.fate.delay if self.fate.delay else 0.0
+            due = 0.0
+            if self.fate.delay or self.fate.rate is not None:
+                self._busy = max(self._busy, self._loop.time())
+                self._busy += len(data) / self.fate.rate if self.fate.rate is not None else 0.0
+                due = self._busy + self.fate.delay
             self._held.append((due, memoryview(data)))
             self._write()
 
@@ -385,3 +420,4 @@ class Way:
             self.finish()
         elif self.fate.end is not End.STALL:
             self._end(self.fate.end)
+            self._on_limit()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.carriers.proxy import End, Fate, Place, Proxy
+from aqueduct.testing.stream_relay import End, Fate, Place, StreamRelay
 
 pytestmark = pytest.mark.parametrize("family", ["tcp", "unix"])
 
@@ -22,7 +22,7 @@ PATIENCE = 20.0
 class Ends:
     """A client and the server's side of its connection, with a proxy between them."""
 
-    def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
+    def __init__(self, proxy: StreamRelay, client: socket.socket, server: socket.socket) -> None:
         self.proxy = proxy
         self.client = client
         self.server = server
@@ -30,7 +30,7 @@ class Ends:
 
 @asynccontextmanager
 async def joined(
-    family: str, folder: Path, proxy: Proxy, small: int | None = None
+    family: str, folder: Path, proxy: StreamRelay, small: int | None = None
 ) -> AsyncIterator[Ends]:
     loop = asyncio.get_running_loop()
     kind = socket.AF_UNIX if family == "unix" else socket.AF_INET
@@ -93,7 +93,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def test_all_bytes_pass_both_ways_and_are_counted(family: str, tmp_path: Path) -> None:
-    async with joined(family, tmp_path, Proxy()) as ends:
+    async with joined(family, tmp_path, StreamRelay()) as ends:
         back, _, there, _ = await asyncio.gather(
             receive(ends.client, len(DATA)),
             send(ends.client, DATA),
@@ -106,7 +106,7 @@ async def test_all_bytes_pass_both_ways_and_are_counted(family: str, tmp_path: P
 
 
 async def test_an_end_goes_through_and_the_other_way_lives_on(family: str, tmp_path: Path) -> None:
-    async with joined(family, tmp_path, Proxy()) as ends:
+    async with joined(family, tmp_path, StreamRelay()) as ends:
         await send(ends.client, b"question")
         ends.client.shutdown(socket.SHUT_WR)
         assert await rest(ends.server) == b"question"
@@ -120,7 +120,7 @@ async def test_an_end_goes_through_and_the_other_way_lives_on(family: str, tmp_p
 async def test_a_cut_lets_as_many_bytes_through_as_it_says(
     family: str, tmp_path: Path, limit: int
 ) -> None:
-    proxy = Proxy(up=Fate(limit=limit, end=End.FIN))
+    proxy = StreamRelay(up=Fate(limit=limit, end=End.FIN))
     async with joined(family, tmp_path, proxy) as ends:
         await send(ends.server, b"before" if limit else b"")
         if limit:
@@ -134,7 +134,7 @@ async def test_a_cut_lets_as_many_bytes_through_as_it_says(
 @pytest.mark.parametrize("way", ["up", "down"])
 async def test_a_reset_reaches_both_sides(family: str, tmp_path: Path, way: str) -> None:
     fate = Fate(limit=1000, end=End.RESET)
-    proxy = Proxy(up=fate) if way == "up" else Proxy(down=fate)
+    proxy = StreamRelay(up=fate) if way == "up" else StreamRelay(down=fate)
     async with joined(family, tmp_path, proxy) as ends:
         source, target = ends.client, ends.server
         if way == "down":
@@ -154,7 +154,7 @@ async def test_a_reset_reaches_both_sides(family: str, tmp_path: Path, way: str)
 
 
 async def test_one_way_can_be_ended_alone(family: str, tmp_path: Path) -> None:
-    proxy = Proxy(up=Fate(limit=10, end=End.HALF))
+    proxy = StreamRelay(up=Fate(limit=10, end=End.HALF))
     async with joined(family, tmp_path, proxy) as ends:
         await send(ends.client, DATA[:100])
         assert await rest(ends.server) == DATA[:10]
@@ -165,7 +165,7 @@ async def test_one_way_can_be_ended_alone(family: str, tmp_path: Path) -> None:
 async def test_a_stalled_way_takes_nothing_more_from_its_sender(
     family: str, tmp_path: Path
 ) -> None:
-    proxy = Proxy(down=Fate(limit=5))
+    proxy = StreamRelay(down=Fate(limit=5))
     async with joined(family, tmp_path, proxy) as ends:
         await send(ends.server, DATA[:20])
         assert await receive(ends.client, 5) == DATA[:5]
@@ -187,7 +187,7 @@ async def test_a_stalled_way_takes_nothing_more_from_its_sender(
 
 async def test_back_pressure_goes_through_it(family: str, tmp_path: Path) -> None:
     """A sender whose bytes nobody reads blocks: the proxy holds no more than it says."""
-    async with joined(family, tmp_path, Proxy(buffer=4096), small=4096) as ends:
+    async with joined(family, tmp_path, StreamRelay(buffer=4096), small=4096) as ends:
         sending = asyncio.ensure_future(send(ends.client, DATA * 20))
         way = ends.proxy.links[0].up
         await until(lambda: way.read - way.passed == 256 * 1024)
@@ -200,7 +200,7 @@ async def test_back_pressure_goes_through_it(family: str, tmp_path: Path) -> Non
 
 
 async def test_a_trickle_passes_a_byte_at_a_time(family: str, tmp_path: Path) -> None:
-    async with joined(family, tmp_path, Proxy(up=Fate(piece=1))) as ends:
+    async with joined(family, tmp_path, StreamRelay(up=Fate(piece=1))) as ends:
         await send(ends.client, DATA[:300])
         loop = asyncio.get_running_loop()
         seen: list[bytes] = []
@@ -212,7 +212,7 @@ async def test_a_trickle_passes_a_byte_at_a_time(family: str, tmp_path: Path) ->
 
 async def test_the_pieces_follow_the_seed(family: str, tmp_path: Path) -> None:
     async def pieces(seed: int, folder: Path) -> list[int]:
-        proxy = Proxy(up=Fate(piece=40, chop=True), seed=seed)
+        proxy = StreamRelay(up=Fate(piece=40, chop=True), seed=seed)
         async with joined(family, folder, proxy) as ends:
             way = proxy.link.up
             await send(ends.client, DATA[:500])
@@ -233,7 +233,7 @@ async def test_the_pieces_follow_the_seed(family: str, tmp_path: Path) -> None:
 
 
 async def test_what_is_late_comes_in_order_and_before_the_end(family: str, tmp_path: Path) -> None:
-    proxy = Proxy(up=Fate(delay=0.05, piece=1000))
+    proxy = StreamRelay(up=Fate(delay=0.05, piece=1000))
     async with joined(family, tmp_path, proxy) as ends:
         await send(ends.client, DATA[:50_000])
         ends.client.shutdown(socket.SHUT_WR)
@@ -244,7 +244,7 @@ async def test_what_is_late_comes_in_order_and_before_the_end(family: str, tmp_p
 
 
 async def test_it_writes_down_what_it_heard(family: str, tmp_path: Path) -> None:
-    async with joined(family, tmp_path, Proxy()) as ends:
+    async with joined(family, tmp_path, StreamRelay()) as ends:
         ends.proxy.link.up.heard = bytearray()
         await send(ends.client, b"abc")
         await receive(ends.server, 3)
@@ -252,7 +252,7 @@ async def test_it_writes_down_what_it_heard(family: str, tmp_path: Path) -> None
 
 
 async def test_a_cut_on_demand(family: str, tmp_path: Path) -> None:
-    async with joined(family, tmp_path, Proxy()) as ends:
+    async with joined(family, tmp_path, StreamRelay()) as ends:
         ends.proxy.link.cut(End.FIN)
         assert await rest(ends.server) == b""
         assert await rest(ends.client) == b""
@@ -268,7 +268,7 @@ async def test_without_a_server_the_client_is_turned_away(family: str, tmp_path:
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             target = unused.getsockname()
-    proxy = Proxy()
+    proxy = StreamRelay()
     place = proxy.start(target, str(tmp_path / "proxy") if family == "unix" else ("127.0.0.1", 0))
     with socket.socket(kind) as client:
         client.setblocking(False)

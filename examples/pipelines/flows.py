@@ -1,0 +1,27 @@
+"""Flows of a pipeline: readings from files go through a service, and into another one's sink.
+
+``spark-pipelines run`` reads this file; ``run.py`` beside it starts the services and the pipeline.
+"""
+
+from __future__ import annotations
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+
+import spark_udfs
+
+spark = SparkSession.active()
+spark_udfs.register(spark)
+ADDRESS = str(spark.conf.get("readings.address", ""))
+FOLDER = str(spark.conf.get("readings.folder", ""))
+
+convert = spark_udfs.exchange(ADDRESS, "convert", schema="id long, fahrenheit double")
+
+dp.create_sink("kept", "aqueduct", {"address": ADDRESS, "handler": "kept"})
+
+
+@dp.append_flow(target="kept")
+def readings() -> DataFrame:
+    """What the files have, converted by the service."""
+    files = spark.readStream.schema("id long, celsius double").json(FOLDER)
+    return files.mapInArrow(convert, "id long, fahrenheit double")
