@@ -24,6 +24,7 @@ test: lint .venv/spark.jsa ## lint, and every test that is not long; about 12 mi
 
 test-long: setup ## long tests, more examples of others, `make pysparks`, `make pythons`
 	ci/env pytest -m long tests
+	ci/pandas.sh
 	AQUEDUCT_EXAMPLES=400 $(PYTEST) -m "hypothesis and not long" tests/arrow
 	ci/pyspark_versions.sh
 	ci/pythons.sh

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from aqueduct.errors import AqueductError
     from aqueduct.rpc.describe import Description
     from aqueduct.rpc.request import Partition
+    from aqueduct.rpc.telemetry import OpenTelemetry
     from aqueduct.service.batching import Batching, CallRows
     from aqueduct.service.context import Call
     from aqueduct.service.json_web_token import Jwt
@@ -68,6 +69,7 @@ __all__ = [
     "Jwt",
     "Message",
     "Mode",
+    "OpenTelemetry",
     "Partition",
     "Receiver",
     "Sender",
@@ -101,6 +103,7 @@ _MODULES: Final = {
     "Jwt": "aqueduct.service.json_web_token",
     "Message": "aqueduct.endpoint.channel",
     "Mode": "aqueduct.endpoint.channel",
+    "OpenTelemetry": "aqueduct.rpc.telemetry",
     "Partition": "aqueduct.rpc.request",
     "Receiver": "aqueduct.endpoint.channel",
     "Sender": "aqueduct.endpoint.channel",

@@ -66,6 +66,8 @@ Size: TypeAlias = int | str
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _MOST: Final = (1 << 63) - 1
+_ARROW_STREAM: Final = "__arrow_c_stream__"
+_ARROW_ARRAY: Final = "__arrow_c_array__"
 _ENDPOINT: Final = 255  # bytes of a name in the handshake of Relink
 _SIZE: Final = re.compile(r"(?ai)(\d+(?:\.\d+)?)\s*(?:([kmgt])i?)?b?")
 _DURATION: Final = re.compile(r"(?ai)(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|min|m|h|d)?")
@@ -277,6 +279,11 @@ def _observer(given: Any) -> Any:
     return given
 
 
+def _call_observer(given: Any) -> Any:
+    _callable(given.calls)
+    return given
+
+
 def _text_or_bytes(given: Any) -> Any:
     if not isinstance(given, str | bytes):
         raise TypeError
@@ -366,19 +373,30 @@ def _batches(given: Any) -> Any:
         for each in given:
             if type(each) is sound:
                 continue
-            if not _is_one(each, "pyarrow.lib.RecordBatch"):
+            if not hasattr(each, _ARROW_STREAM) and not hasattr(each, _ARROW_ARRAY):
                 found = type(each).__name__
-                advice = "; a Table gives its batches by to_batches()" if found == "Table" else ""
                 raise WrongType(
                     f"a pyarrow.RecordBatch is wanted, got {found} in a "
-                    f"{type(given).__name__}{advice}"
+                    f"{type(given).__name__}{_advice(each)}"
                 )
             sound = type(each)
     elif isinstance(given, str | bytes | bytearray | memoryview | Mapping):
         raise TypeError
+    elif hasattr(given, _ARROW_STREAM) or hasattr(given, _ARROW_ARRAY):
+        pass
     elif not isinstance(given, Iterable | AsyncIterable):
-        an_instance("pyarrow.lib.RecordBatch", "pyarrow.lib.Table")(given)
+        if advice := _advice(given):
+            raise WrongType(f"record batches are wanted, got {type(given).__name__}{advice}")
+        raise TypeError
     return given
+
+
+def _advice(given: Any) -> str:
+    """What makes batches of an object that has none yet."""
+    for method in ("to_arrow_reader", "collect"):
+        if callable(getattr(given, method, None)):
+            return f"; give what its {method}() returns"
+    return ""
 
 
 def _address(given: Any) -> Any:
@@ -537,7 +555,10 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "message_headers": Kind("pairs of bytes", _byte_pairs),
         # Calls.
         "handler": KINDS["text"],
-        "batches": Kind("record batches: a RecordBatch, a Table or an iterable", _batches),
+        "batches": Kind(
+            "record batches: an iterable of them, or a table of Arrow, Polars, DuckDB or pandas",
+            _batches,
+        ),
         "schema": _SCHEMA,
         "output_schema": _SCHEMA,
         "in_flight": KINDS["count"],
@@ -569,8 +590,12 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "description": KINDS["text"],
         "authorize": KINDS["function"],
         "telemetry": Kind(
-            "an object with began(call), such as aqueduct.service.telemetry.OpenTelemetry()",
+            "an object with began(call), such as aqueduct.OpenTelemetry()",
             _observer,
+        ),
+        "call_observer": Kind(
+            "an object with calls(handler, kind, address), such as aqueduct.OpenTelemetry()",
+            _call_observer,
         ),
         "idempotent": KINDS["flag"],
         "drain": KINDS["duration or zero"],

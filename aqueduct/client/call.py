@@ -20,11 +20,13 @@ import pyarrow as pa
 from aqueduct._speedups.calls.batch_receiver import AnswerReceiver
 from aqueduct._speedups.calls.batch_sender import BatchSender, InFlightWindow
 from aqueduct._speedups.loop.waiter import Waiter
+from aqueduct.arrow.capsules import as_batch, fitted, has_batch, has_stream
 from aqueduct.arrow.compression import compress
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.arrow.ipc import LONG_SCHEMA
 from aqueduct.arrow.schema import check_expected
+from aqueduct.client.stream_input import StreamReader
 from aqueduct.config import Config
 from aqueduct.endpoint import Connection, Message, Receiver, Sender
 from aqueduct.endpoint.pulling import LARGE, PULLING, UNKNOWN, Pull
@@ -455,6 +457,8 @@ class ClientCall:
         self._close()
 
     def _close(self) -> None:
+        if self.head.observed is not None:
+            self.head.observed.ended(self.error)
         self.sender.close()
         self._calls.discard(self)
         self._watch.cancel()
@@ -656,7 +660,7 @@ def _call_later(
 class Batches:
     """The input of a call in whatever form, with its schema: found out before anything is sent."""
 
-    __slots__ = ("batches", "compression", "encoder", "limit", "schema")
+    __slots__ = ("_where", "batches", "compression", "encoder", "limit", "schema")
 
     def __init__(
         self,
@@ -668,36 +672,54 @@ class Batches:
         limit: int,
     ) -> None:
         """Raises LocalProtocolError if the schema is neither given nor to be had."""
+        where = f"the input of handler {handler!r}"
         if schema is None and isinstance(getattr(batches, "schema", None), pa.Schema):
             schema = batches.schema  # a RecordBatch, a Table, a RecordBatchReader
         if isinstance(batches, pa.RecordBatch):
             batches = (batches,)
         elif isinstance(batches, pa.Table):
             batches = batches.to_batches()
-        elif isinstance(batches, pa.RecordBatchReader):
-            batches = iter(batches)
+        elif hasattr(batches, "__aiter__"):
+            pass
+        elif has_stream(batches):
+            batches = StreamReader(batches, where=where, schema=schema)
+            if schema is None:
+                schema = batches.open()
+        elif has_batch(batches):
+            batches = (batches,)  # as one of a list
         if schema is None and isinstance(batches, (list, tuple)) and batches:
-            schema = batches[0].schema
+            # What is made of another library's table here, is made again when its turn has come.
+            schema = as_batch(batches[0], where=where).schema
         if not isinstance(schema, pa.Schema):
             raise LocalProtocolError(
                 f"the call of handler {handler!r} needs schema=, the pyarrow.Schema of its batches"
             )
         self.batches = batches
+        self._where = where
         self.compression = ""
         """What to compress the next payload by, "" for nothing; may change between two."""
         self.schema = schema
         self.limit = limit
-        self.encoder = Encoder(
-            schema, where=f"the input of handler {handler!r}", peer=peer, handler=handler
-        )
+        self.encoder = Encoder(schema, where=where, peer=peer, handler=handler)
 
-    def encode(self, batch: pa.RecordBatch) -> Encoded:
-        """The payload of one batch. Raises SchemaMismatch, LocalProtocolError, BatchTooLarge."""
+    def close(self) -> None:
+        """Nothing is read any more: what was opened here is released."""
+        batches, self.batches = self.batches, ()
+        if isinstance(batches, StreamReader):
+            batches.close()
+
+    def encode(self, batch: Any) -> Encoded:
+        """The payload of one batch, or of another library's table, all of it as one batch.
+
+        Raises WrongType, SchemaMismatch, LocalProtocolError and BatchTooLarge.
+        """
+        if not isinstance(batch, pa.RecordBatch) and has_batch(batch):
+            batch = fitted(as_batch(batch, where=self._where), self.schema)
         encoded = self.encoder.encode(batch)
         if encoded.size > self.limit:
             raise BatchTooLarge(
-                f"a batch of {encoded.size} bytes is above the limit of {self.limit} "
-                "(Calls.batch_limit); send fewer rows at a time"
+                f"{self._where}: a batch of {encoded.size} bytes is above the limit of "
+                f"{self.limit} (Calls.batch_limit); send fewer rows at a time"
             )
         if self.compression:
             return compress(encoded, self.compression)

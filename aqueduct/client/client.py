@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeAlias, Unpack, cast
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from aqueduct._speedups.calls.batch_sender import InFlightWindow
 from aqueduct.arguments import Duration, Size, checked, read_arguments
+from aqueduct.arrow.capsules import has_batch
 from aqueduct.arrow.encode import LONG_BYTES
 from aqueduct.carriers.certificates import ClientTls
 from aqueduct.client.balanced_spec import BalancedSpec
@@ -48,13 +49,17 @@ from aqueduct.client.loop_call import LoopCall
 from aqueduct.client.options import (
     CallOptions,
     ExchangeOptions,
+    OneBatch,
     SinkOptions,
     SourceOptions,
+    SyncBatches,
     UnaryOptions,
+    joined,
     takes,
 )
 from aqueduct.client.retry import may_pass
 from aqueduct.client.stream import Stream
+from aqueduct.client.stream_input import StreamInput, StreamReader, batch_apart
 from aqueduct.client.unary import one_batch
 from aqueduct.client.writer import OnAck, Writer
 from aqueduct.closing import AsyncClosing
@@ -64,6 +69,7 @@ from aqueduct.errors import AqueductError, Busy, ConnectFailed, ConnectionLost, 
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.rpc.request import CallHead, Kind
 from aqueduct.rpc.threads import apart, check_patches
+from aqueduct.rpc.tracing import CallObserver, observed
 
 __all__ = [
     "Client",
@@ -73,7 +79,7 @@ __all__ = [
     "spec_for_retries",
 ]
 
-ManyBatches: TypeAlias = "AsyncIterable[pa.RecordBatch] | Iterable[pa.RecordBatch] | pa.Table"
+ManyBatches: TypeAlias = "AsyncIterable[OneBatch] | SyncBatches"
 
 
 class Client(AsyncClosing):
@@ -85,7 +91,7 @@ class Client(AsyncClosing):
     raise LocalProtocolError.
     """
 
-    @checked(service="client_service", headers="connection_headers")
+    @checked(service="client_service", headers="connection_headers", telemetry="call_observer")
     def __init__(
         self,
         service: Connection | ClientAddress,
@@ -103,6 +109,7 @@ class Client(AsyncClosing):
         hedge: Duration = 0.5,
         resolve: Duration | None = None,
         resolver: Resolver | None = None,
+        telemetry: CallObserver | None = None,
     ) -> None:
         """``service``: its address or addresses, with the arguments of ``connect``.
 
@@ -112,7 +119,9 @@ class Client(AsyncClosing):
         """
         self._policy = spec_for_retries(config, retries, backoff, backoff_limit, hedge)
         if isinstance(service, Connection):
-            link = ClientConnection(service, address=address, token=token, compression=compression)
+            link = ClientConnection(
+                service, address=address, token=token, compression=compression, telemetry=telemetry
+            )
             self._endpoints = EndpointSet.of(link)
             self.config = service.config
         else:
@@ -126,6 +135,7 @@ class Client(AsyncClosing):
                 backoff_limit=self._policy.backoff_limit,
                 resolve=cast("float | None", resolve),
                 resolver=resolver,
+                telemetry=telemetry,
             )
             self._endpoints = EndpointSet(addresses_of(service), options)
             self.config = config
@@ -133,7 +143,7 @@ class Client(AsyncClosing):
         """The service's address, without options; several with commas."""
 
     @classmethod
-    @checked(address="client_address", headers="connection_headers")
+    @checked(address="client_address", headers="connection_headers", telemetry="call_observer")
     async def connect(
         cls,
         address: ClientAddress,
@@ -149,6 +159,7 @@ class Client(AsyncClosing):
         hedge: Duration = 0.5,
         resolve: Duration | None = None,
         resolver: Resolver | None = None,
+        telemetry: CallObserver | None = None,
     ) -> Client:
         """Connects within Timing.connect_timeout.
 
@@ -167,6 +178,8 @@ class Client(AsyncClosing):
         - ``resolve``: takes all A and AAAA records of a name for addresses of the service, and
           resolves it again so often, such as "30s"; an address may say it: ``?resolve=30s``.
         - ``resolver``: an async function of a name and a port that gives their IP addresses.
+        - ``telemetry``: who is told of calls, such as ``aqueduct.OpenTelemetry()``. Without it a
+          call tells the service of the current span of OpenTelemetry, if there is one.
 
         Raises ConfigError for arguments that cannot work, ConnectFailed when the service cannot
         be reached, and ConnectionLost when it refuses the headers.
@@ -184,6 +197,7 @@ class Client(AsyncClosing):
             hedge=hedge,
             resolve=resolve,
             resolver=resolver,
+            telemetry=telemetry,
         )
         return await client._open()
 
@@ -237,14 +251,17 @@ class Client(AsyncClosing):
     ) -> Stream:
         """Calls an exchange handler: batches go in, and the Stream gives what comes out, in order.
 
-        The call is made at once. ``batches``, any iterable or async iterable, is read as there is
-        room: at most ``in_flight`` batches (8; of small ones up to 64, while they are less than
-        2 MiB) and ``in_flight_bytes`` (32 MiB) of them are sent and not yet answered, or taken by
-        a handler that answers later; one may always be. A plain iterable is read on the event
-        loop, so it must not block.
+        ``batches`` is an iterable, an async iterable, or a table of pyarrow, Polars, DuckDB, pandas
+        or any other library that shares tables by Arrow's PyCapsule interface. In an iterable each
+        table is one batch. A plain iterable is read on the event loop, so it must not block. A
+        stream of another library, such as a query of DuckDB, is opened and read in threads.
 
-        - ``schema``: of ``batches``; may be left out for a list, Table, RecordBatch or
-          RecordBatchReader.
+        The call is made at once, or when the stream is open. Its input is read as there is room: at
+        most ``in_flight`` batches (8; of small ones up to 64, while they are less than 2 MiB) and
+        ``in_flight_bytes`` (32 MiB) of them are sent and not yet answered, or taken by a handler
+        that answers later; one may always be.
+
+        - ``schema``: of ``batches``; may be left out for a list and for a table of any library.
         - ``output_schema``: of what must come back; compared before any batch is worked on.
         - ``deadline``: for the whole call, in seconds or as text such as "500ms". Without it the
           call fails when nothing moves for Timing.progress_deadline while you wait for it.
@@ -265,10 +282,11 @@ class Client(AsyncClosing):
 
     @takes(UnaryOptions)
     async def call(
-        self, handler: str, batch: pa.RecordBatch, **options: Unpack[UnaryOptions]
+        self, handler: str, batch: OneBatch, **options: Unpack[UnaryOptions]
     ) -> pa.RecordBatch:
         """Calls an exchange handler with one batch and returns its answer, as one batch.
 
+        ``batch`` may be a table of another library; its batches are joined.
         The quickest way to ask something small: one message there and one back, where an exchange
         opens channels. A handler that answers with several batches has them put together
         (``call_table`` does not copy them); one without any gives a batch without rows. Batches,
@@ -277,6 +295,8 @@ class Client(AsyncClosing):
         The arguments are those of ``exchange``. A call whose task is cancelled is abandoned: the
         handler is told to stop. Raises how the call failed.
         """
+        if not isinstance(batch, pa.RecordBatch) and has_batch(batch):
+            batch = await batch_apart(batch, where=f"the input of handler {handler!r}")
         schema, batches = await self._ask(handler, batch, options)
         if len(batches) > 1 and sum(each.nbytes for each in batches) >= LONG_BYTES:
             return await apart(one_batch, schema, batches)
@@ -284,9 +304,11 @@ class Client(AsyncClosing):
 
     @takes(UnaryOptions)
     async def call_table(
-        self, handler: str, batch: pa.RecordBatch, **options: Unpack[UnaryOptions]
+        self, handler: str, batch: OneBatch, **options: Unpack[UnaryOptions]
     ) -> pa.Table:
         """``call`` with all answers as a Table: each batch as it came, none or many."""
+        if not isinstance(batch, pa.RecordBatch) and has_batch(batch):
+            batch = await batch_apart(batch, where=f"the input of handler {handler!r}")
         schema, batches = await self._ask(handler, batch, options)
         return pa.Table.from_batches(batches, schema)
 
@@ -431,12 +453,17 @@ class Client(AsyncClosing):
     ) -> BalancedStream:
         """A call that goes where there is a connection. ``before`` says what was tried already."""
         endpoints, schema = self._endpoints, None
+        seen = observed(None, handler, kind, self.address)
+        if seen is not None:
+            options = replace(options, headers=joined(seen, options.headers))
         if kind != "source":
             limit = self.config.calls.batch_limit
             given = Batches(
                 batches, options.schema, handler=handler, peer=self.address, limit=limit
             )
             batches, schema = given.batches, given.schema
+            if isinstance(batches, StreamReader):
+                batches = StreamInput.of(batches)
             if not hasattr(batches, "__aiter__"):
                 batches = iter(batches)
         spec = spec_of(kind, handler, options, self._policy)

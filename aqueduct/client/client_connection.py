@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
@@ -16,9 +17,16 @@ from aqueduct.arrow.compression import codec_of
 from aqueduct.arrow.encode import Encoded
 from aqueduct.carriers.certificates import ClientTls
 from aqueduct.client.call import Batches, ClientCall
+from aqueduct.client.opening_call import NO_COLUMNS, OpeningCall, opens_slowly
 from aqueduct.client.options import CallOptions, UnaryOptions, token_bytes
-from aqueduct.client.stream import Stream
-from aqueduct.client.unary import PendingCall, UnaryCaller, UnaryCallers, UnaryResult
+from aqueduct.client.stream import Start, Stream
+from aqueduct.client.unary import (
+    PendingCall,
+    UnaryCaller,
+    UnaryCallers,
+    UnaryResult,
+    trace_headers,
+)
 from aqueduct.config import Config
 from aqueduct.endpoint import Connection, Message, connect_for_calls
 from aqueduct.errors import AqueductError, ConfigError, DeadlineExceeded
@@ -26,6 +34,7 @@ from aqueduct.rpc.deadline import ProgressTimer
 from aqueduct.rpc.keys import ALIVE, Headers
 from aqueduct.rpc.request import CallHead, Kind
 from aqueduct.rpc.threads import apart, provide
+from aqueduct.rpc.tracing import CallObservation, CallObserver, observed
 
 __all__ = [
     "ClientConnection",
@@ -51,6 +60,7 @@ class ClientConnection:
         address: str = "",
         token: str | bytes | None = None,
         compression: str = "",
+        telemetry: CallObserver | None = None,
     ) -> None:
         """Raises ConfigError for a connection of the control-stream draft without headers."""
         if not connection.takes_calls:
@@ -67,6 +77,8 @@ class ClientConnection:
         """Shown with every call that is given no other."""
         self.compression = compression
         """What every call asks for that is given no other; "" for none."""
+        self.telemetry = telemetry
+        """Who is told of every call."""
         self._agreed: set[str] = set()
         self.sizes: dict[str, int] = {}
         """Bytes that the next batch for each handler is expected to have; 0 if it is small."""
@@ -91,13 +103,16 @@ class ClientConnection:
         headers: tuple[tuple[bytes, bytes], ...],
         token: str | bytes | None,
         keep_alive: bool,
+        telemetry: CallObserver | None = None,
     ) -> ClientConnection:
         """Connects to ``address``, which is ``name`` for people; see ``Client.connect``."""
         connection = await connect_for_calls(address, headers=headers, config=config, tls=tls)
         if keep_alive:
             connection.hold()
         compression = codec_of(address.options.get("compression", "none"))
-        return cls(connection, address=name, token=token, compression=compression)
+        return cls(
+            connection, address=name, token=token, compression=compression, telemetry=telemetry
+        )
 
     @property
     def closed(self) -> bool:
@@ -143,23 +158,58 @@ class ClientConnection:
     def stream(self, kind: Kind, handler: str, batches: Any, options: CallOptions) -> Stream:
         """Makes a call; see ``Client.exchange``. Raises LocalProtocolError and ConnectionLost."""
         self.connection.check_here()
-        source, head, window = outline(self, kind, handler, batches, options)
-        return Stream(source, lambda on_change: self.begin(head, window, on_change), self.sizes)
+        prepare = partial(self._prepare, kind, handler)
+        if opens_slowly(batches, options.schema):
+            # What is wrong with the arguments is said at once.
+            options.head(kind, handler, NO_COLUMNS, self.token, self.compression).encode()
+            late = OpeningCall(batches, options, prepare, peer=self.address, handler=handler)
+            return Stream(None, None, self.sizes, late=late)
+        return Stream(*prepare(batches, options), self.sizes)
+
+    def _prepare(
+        self,
+        kind: Kind,
+        handler: str,
+        batches: Any,
+        options: CallOptions,
+        seen: CallObservation | None = None,
+    ) -> tuple[Batches | None, Start]:
+        source, head, window = outline(self, kind, handler, batches, options, seen)
+        return source, lambda on_change: self.begin(head, window, on_change)
 
     async def answer(
         self, handler: str, batch: pa.RecordBatch, options: UnaryOptions
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
         """A call of one batch: the schema and the batches of its answer; see ``Client.call``."""
         self.connection.check_here()
-        caller = self._callers.find(handler, batch, options)
+        seen = observed(self.telemetry, handler, "exchange", self.address)
+        if seen is None:
+            return await self._answer(handler, batch, options, None)
+        try:
+            found = await self._answer(handler, batch, options, seen)
+        except BaseException as error:
+            seen.ended(error)
+            raise
+        seen.ended(None)
+        return found
+
+    async def _answer(
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        options: UnaryOptions,
+        seen: CallObservation | None,
+    ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
+        caller = self._callers.find(handler, batch, options, seen)
         if caller.slow(batch):
             encoded = await caller.encode_apart(batch)
         else:
             encoded = caller.encode(batch)
         if not caller.fits(encoded):
             given = CallOptions(**read_arguments("call", **options), schema=batch.schema)
-            return await everything(self.stream("exchange", handler, (batch,), given))
-        answered = await self.ask(caller, encoded)
+            prepared = self._prepare("exchange", handler, (batch,), given, seen)
+            return await everything(Stream(*prepared, self.sizes))
+        answered = await self.ask(caller, encoded, trace_headers(caller, seen))
         if answered.follow is None:
             assert answered.schema is not None
             return answered.schema, answered.batches
@@ -178,6 +228,20 @@ class ClientConnection:
         """Makes one call; all public methods use it."""
         if window is not None:
             window.share(self.under_way, on_change)
+        try:
+            return self._begin(head, window, on_change, answered)
+        except BaseException as error:
+            if head.observed is not None:
+                head.observed.ended(error)
+            raise
+
+    def _begin(
+        self,
+        head: CallHead,
+        window: InFlightWindow | None,
+        on_change: Callable[[], None],
+        answered: Message | None,
+    ) -> ClientCall:
         call = ClientCall(
             self.connection,
             head,
@@ -194,10 +258,12 @@ class ClientConnection:
             self._schedule_beat()
         return call
 
-    async def ask(self, caller: UnaryCaller, encoded: Encoded) -> UnaryResult:
+    async def ask(
+        self, caller: UnaryCaller, encoded: Encoded, headers: Headers = ()
+    ) -> UnaryResult:
         """One call of one batch. Raises how it failed."""
         waiter = Waiter(self._loop)
-        call = self.unary_call(caller, encoded, waiter.step)
+        call = self.unary_call(caller, encoded, waiter.step, headers)
         call.begin()
         try:
             await waiter
@@ -255,19 +321,27 @@ async def everything(stream: Stream) -> tuple[pa.Schema, list[pa.RecordBatch]]:
 
 
 def outline(
-    link: ClientConnection, kind: Kind, handler: str, batches: Any, options: CallOptions
+    link: ClientConnection,
+    kind: Kind,
+    handler: str,
+    batches: Any,
+    options: CallOptions,
+    seen: CallObservation | None = None,
 ) -> tuple[Batches | None, CallHead, InFlightWindow | None]:
     """A call before it is made: its input, what it says of itself, and its window.
 
-    Raises LocalProtocolError and ConfigError for what cannot be.
+    ``seen``: how the call is observed, if that is known. Raises LocalProtocolError and ConfigError
+    for what cannot be.
     """
     token, compression, config = link.token, link.compression, link.config
     if kind == "source":
-        return None, options.head(kind, handler, None, token, compression), None
+        seen = seen or observed(link.telemetry, handler, kind, link.address)
+        return None, options.head(kind, handler, None, token, compression, seen), None
     limit = config.calls.batch_limit
     source = Batches(batches, options.schema, handler=handler, peer=link.address, limit=limit)
     window = options.window(config, sink=kind == "sink")
-    return source, options.head(kind, handler, source.schema, token, compression), window
+    seen = seen or observed(link.telemetry, handler, kind, link.address)
+    return source, options.head(kind, handler, source.schema, token, compression, seen), window
 
 
 def connection_headers(headers: ConnectionHeaders) -> tuple[tuple[bytes, bytes], ...]:

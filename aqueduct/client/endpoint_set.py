@@ -31,6 +31,7 @@ from aqueduct.errors import (
     LocalProtocolError,
 )
 from aqueduct.escaping import logger_of
+from aqueduct.rpc.tracing import CallObserver
 
 __all__ = [
     "ClientAddress",
@@ -86,6 +87,7 @@ class ConnectionOptions:
     backoff_limit: float = 30.0
     resolve: float | None = None
     resolver: Resolver | None = None
+    telemetry: CallObserver | None = None
 
 
 class ClientEndpoint:
@@ -208,6 +210,7 @@ class ClientEndpoint:
                 headers=options.headers,
                 token=options.token,
                 keep_alive=options.keep_alive,
+                telemetry=options.telemetry,
             )
         except AqueductError as error:
             self._backoff.failed()

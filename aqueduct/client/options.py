@@ -8,30 +8,39 @@ call. ``CallOptions`` has the default of each.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, TypedDict, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypedDict, TypeVar, cast
 
 import pyarrow as pa
 
 from aqueduct._speedups.calls.batch_sender import InFlightWindow
 from aqueduct.arguments import Duration, Size, signature_of
+from aqueduct.arrow.capsules import ArrowArrayTable, ArrowStreamTable
 from aqueduct.arrow.compression import codec_of
 from aqueduct.config import Config
 from aqueduct.rpc.request import AS_COMPLETED, FAILURES, CallHead, Kind, Partition
+from aqueduct.rpc.tracing import CallObservation
 
 __all__ = [
     "CallOptions",
     "ExchangeOptions",
+    "OneBatch",
     "SinkOptions",
     "SourceOptions",
+    "SyncBatches",
     "UnaryOptions",
     "WorkOptions",
+    "joined",
     "takes",
     "token_bytes",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+OneBatch: TypeAlias = "pa.RecordBatch | ArrowStreamTable | ArrowArrayTable"
+"""A batch, or what becomes one: a table of pyarrow, Polars, DuckDB, pandas or nanoarrow."""
+SyncBatches: TypeAlias = "Iterable[OneBatch] | ArrowStreamTable | ArrowArrayTable"
 
 _NO_CAPABILITIES: Final[frozenset[str]] = frozenset()
 
@@ -116,9 +125,11 @@ class CallOptions:
         schema: pa.Schema | None,
         token: bytes | None,
         compression: str = "",
+        observed: CallObservation | None = None,
     ) -> CallHead:
         """What a call says of itself, if its client has this ``token`` and ``compression``.
 
+        ``observed``: who is told of the end of the call, which joins the trace of its headers.
         Raises ConfigError for a compression that is none.
         """
         name = compression if self.compression is None else codec_of(self.compression)
@@ -132,9 +143,10 @@ class CallOptions:
             attempt=self.attempt,
             token=token if self.token is None else token_bytes(self.token),
             partition=self.partition,
-            metadata=self.headers or {},
+            metadata=self.headers or {} if observed is None else joined(observed, self.headers),
             compressions=(name,) if name else (),
             capabilities=self._capabilities(),
+            observed=observed,
         )
 
     def window(self, config: Config, *, sink: bool = False) -> InFlightWindow:
@@ -157,6 +169,11 @@ class CallOptions:
             return _NO_CAPABILITIES
         asked = {AS_COMPLETED: not self.ordered, FAILURES: self.report_failures}
         return frozenset(word for word, wanted in asked.items() if wanted)
+
+
+def joined(observed: CallObservation, headers: Mapping[str, str] | None) -> dict[str, str]:
+    """The headers of a call that is observed; those that its user gave go first."""
+    return {**observed.headers, **(headers or {})}
 
 
 def takes(options: type) -> Callable[[F], F]:

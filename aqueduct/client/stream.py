@@ -5,21 +5,38 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from aqueduct._speedups.calls.batch_sender import BatchSender, SendWaker
+from aqueduct.arrow.capsules import to_pandas, to_polars
 from aqueduct.arrow.decode import Decoder
 from aqueduct.client.call import END, Batches, ClientCall, FailedBatch, abandoned
 from aqueduct.endpoint.pulling import PULLING
-from aqueduct.errors import AqueductError
+from aqueduct.errors import AqueductError, Cancelled, LocalProtocolError
 from aqueduct.rpc.threads import apart
 from aqueduct.rpc.unpacking import decode_later
 
-__all__ = ["Stream"]
+__all__ = ["LateCall", "Start", "Stream"]
+
+Start: TypeAlias = Callable[[Callable[[], None]], ClientCall]
+"""Makes a call, given what is to be called on a change."""
 
 _SPINS: Final = 32
+
+
+class LateCall(Protocol):
+    """A call that is made when its input is open, which may take long."""
+
+    async def open(self) -> tuple[Batches | None, Start]:
+        """Opens the input. Raises why there is no call."""
+
+    def abandoned(self) -> Cancelled:
+        """What the stream raises that was closed before."""
+
+    async def close(self) -> None:
+        """Releases the input."""
 
 
 class Stream:
@@ -33,35 +50,45 @@ class Stream:
     def __init__(
         self,
         source: Batches | None,
-        start: Callable[[Callable[[], None]], ClientCall],
+        start: Start | None,
         sizes: dict[str, int] | None = None,
+        *,
+        late: LateCall | None = None,
     ) -> None:
-        """``start`` makes the call, given what to call on a change; ``sizes``: the client's."""
+        """``start`` makes the call; ``sizes``: the client's.
+
+        ``late``: of a call that is made later, instead of ``source`` and ``start``.
+        """
         self._source = source
+        self._sizes = {} if sizes is None else sizes
         self._decoder: Decoder | None = None
         self._feeder: asyncio.Task[None] | None = None
         self._feeding = SendWaker()
         self._peeked: Any = None
         self._spins = 0
-        self._call = start(self._feeding.wake)
-        if source is not None:
-            self._call.wait_for_room({} if sizes is None else sizes)
-        self._begin()
+        self._call: ClientCall | None = None
+        self._late = late
+        self._error: BaseException | None = None  # why no call was made
+        self._opening: asyncio.Task[None] | None = None
+        if late is not None:
+            self._opening = asyncio.get_running_loop().create_task(self._open(late))
+        elif start is not None:
+            self._begin(source, start)
 
     @property
     def schema(self) -> pa.Schema | None:
         """Of the answers; None before the service has accepted the call (see ``opened``)."""
-        return self._call.output_schema
+        return None if self._call is None else self._call.output_schema
 
     @property
     def counters(self) -> Mapping[str, int]:
         """What the service counted; empty before the end."""
-        return self._call.counters
+        return {} if self._call is None else self._call.counters
 
     @property
     def number(self) -> int:
         """Of the input batch that the last answer, or failure, belongs to; -1 before the first."""
-        return self._call.answers.number
+        return -1 if self._call is None else self._call.answers.number
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -70,23 +97,60 @@ class Stream:
         And which of those asked for the service grants: ``as-completed`` (``ordered=False``) and
         ``failures`` (``report_failures=True``).
         """
-        return self._call.capabilities
+        return frozenset() if self._call is None else self._call.capabilities
 
     @property
     def over(self) -> bool:
         """Whether nothing more comes: the call has ended, or failed as a whole."""
-        return self._call.over
+        return self._error is not None if self._call is None else self._call.over
 
     async def opened(self) -> pa.Schema | None:
         """Waits until the service has accepted the call; returns ``schema``.
 
         Raises how the call failed. An answer that came meanwhile is not lost.
         """
-        while not self._call.accepted:
-            self._peeked = await self._take()
-            if not self._call.accepted:
-                await self._wait()
+        call = self._call or await self._started()
+        while not call.accepted:
+            self._peeked = await self._take(call)
+            if not call.accepted:
+                await self._wait(call)
         return self.schema
+
+    async def read_all(self) -> pa.Table:
+        """All answers that are still to come, as a Table: each batch as it came, none or many.
+
+        Raises how the call failed. Whoever leaves it early closes the stream, as after reading.
+        """
+        batches = [batch async for batch in self]
+        schema = await self.opened()
+        if schema is None:
+            raise LocalProtocolError("a sink answers with counters and no batches: Client.sink")
+        return pa.Table.from_batches(batches, schema)
+
+    async def to_table(self) -> pa.Table:
+        """``read_all``, by the name that data frames have for it."""
+        return await self.read_all()
+
+    async def to_pandas(self, **options: Any) -> Any:
+        """``read_all`` as a DataFrame of pandas, the extra ``pandas``.
+
+        ``options``: those of ``pyarrow.Table.to_pandas``. Raises ConfigError without pandas.
+        """
+        return await apart(to_pandas, await self.read_all(), options)
+
+    async def to_polars(self) -> Any:
+        """``read_all`` as a DataFrame of Polars, the extra ``polars``.
+
+        Raises ConfigError without Polars.
+        """
+        return await apart(to_polars, await self.read_all())
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Raises LocalProtocolError: what reads a stream of Arrow cannot await answers."""
+        raise LocalProtocolError(
+            "an aqueduct.Stream is awaited, and a library that takes Arrow streams cannot do that: "
+            "give it the Table of `await stream.read_all()`, or the stream of a SyncClient"
+        )
 
     def __aiter__(self) -> Stream:
         return self
@@ -97,9 +161,10 @@ class Stream:
             await asyncio.sleep(0)
         # From here to the end nothing is awaited with a payload in hand: a reader that is
         # cancelled loses none.
-        call, answers, feeding = self._call, self._call.answers, self._feeding
+        call = self._call or await self._started()
+        answers, feeding = call.answers, self._feeding
         if call.decoding is not None:
-            return await self._decoded(call.decoding)
+            return await self._decoded(call, call.decoding)
         while True:
             if self._peeked is None:
                 batch = answers.next_batch()
@@ -112,11 +177,11 @@ class Stream:
                 call.over
                 or (not answers.quiet and (answers.holds_payload or call.readable.readable))
             ):
-                payload = await self._take()
+                payload = await self._take(call)
             if payload is not None:
                 break
             if call.opening is not None:
-                await self._wait()
+                await self._wait(call)
                 continue
             if (waiter := call.wait_answer()) is not None:  # as in _wait, without a coroutine more
                 try:
@@ -125,7 +190,7 @@ class Stream:
                     call.set_waiting(False)
             self._spins = 0
         if payload is END:
-            self._give_back()
+            self._give_back(call)
             await self._stop_feeding()
             raise StopAsyncIteration
         self._spins += 1
@@ -143,7 +208,7 @@ class Stream:
                 call.config.timing.stall_deadline,
                 id(asyncio.current_task()),
             )
-            return await self._decoded(call.decoding)
+            return await self._decoded(call, call.decoding)
         try:
             return self._decoder.decode(payload)
         except AqueductError as error:
@@ -151,9 +216,10 @@ class Stream:
             await self._stop_feeding()
             raise
 
-    async def _decoded(self, decoding: asyncio.Task[pa.RecordBatch]) -> pa.RecordBatch:
+    async def _decoded(
+        self, call: ClientCall, decoding: asyncio.Task[pa.RecordBatch]
+    ) -> pa.RecordBatch:
         """The answer that is being decoded. A reader that is cancelled finds it the next time."""
-        call = self._call
         await asyncio.wait((decoding,))
         call.decoding = None
         try:
@@ -168,10 +234,15 @@ class Stream:
 
     async def aclose(self) -> None:
         """Abandons the call, unless it is over: the handler is told to stop."""
-        call = self._call
-        call.fail(abandoned(call.peer, call.head.handler))
-        self._give_back()
-        await self._stop_feeding()
+        call, late = self._call, self._late
+        if call is not None:
+            call.fail(abandoned(call.peer, call.head.handler))
+            self._give_back(call)
+            await self._stop_feeding()
+        elif late is not None and self._opening is not None and not self._opening.done():
+            self._error = late.abandoned()
+            self._opening.cancel()
+            await asyncio.wait((self._opening,))
 
     async def __aenter__(self) -> Stream:
         return self
@@ -191,23 +262,43 @@ class Stream:
 
     # Within
 
-    def _give_back(self) -> None:
+    async def _started(self) -> ClientCall:
+        """The call, when it is made. Raises why it is not."""
+        if self._call is None:
+            opening = self._opening
+            assert opening is not None
+            await asyncio.wait((opening,))  # which a reader that is cancelled does not cancel
+            if self._call is None:
+                assert self._error is not None
+                raise self._error
+        return self._call
+
+    async def _open(self, late: LateCall) -> None:
+        """Makes a late call."""
+        try:
+            self._begin(*await late.open())
+        except BaseException as error:
+            self._error = self._error or error
+            await late.close()
+            if not isinstance(error, Exception):
+                raise
+
+    def _give_back(self, call: ClientCall) -> None:
         """The reader is done with its last batch, and asks for no other."""
-        lease = self._call.answers.lease
+        lease = call.answers.lease
         if lease is not None:
             lease.give_back()
 
-    async def _take(self) -> Any:
+    async def _take(self, call: ClientCall) -> Any:
         try:
-            found = self._call.take()
+            found = call.take()
         except BaseException:
             await self._stop_feeding()
             raise
         self._feeding.wake()
         return found
 
-    async def _wait(self) -> None:
-        call = self._call
+    async def _wait(self, call: ClientCall) -> None:
         if call.opening is not None:
             await call.opening.settled()
             return
@@ -218,11 +309,13 @@ class Stream:
             finally:
                 call.set_waiting(False)
 
-    def _begin(self) -> None:
-        """Sends what can be sent without waiting, and leaves the rest to a task."""
-        source, call = self._source, self._call
+    def _begin(self, source: Batches | None, start: Start) -> None:
+        """Makes the call, sends what can be sent without waiting, and leaves the rest to a task."""
+        self._source = source
+        call = self._call = start(self._feeding.wake)
         if source is None:
             return
+        call.wait_for_room(self._sizes)
         batches = source.batches
         try:
             if not hasattr(batches, "__aiter__"):

@@ -18,7 +18,7 @@ import atexit
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Final, Self, TypeAlias, Unpack, cast
@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from aqueduct._speedups.calls.batch_sender import InFlightWindow
 from aqueduct.arguments import Duration, Size, checked, read_arguments
+from aqueduct.arrow.capsules import as_batch, has_batch
 from aqueduct.carriers.binding import holds_up
 from aqueduct.carriers.certificates import ClientTls
 from aqueduct.client.balanced_stream import SyncBalancedStream
@@ -54,22 +55,26 @@ from aqueduct.client.loop_thread import thread_for
 from aqueduct.client.options import (
     CallOptions,
     ExchangeOptions,
+    OneBatch,
     SinkOptions,
     SourceOptions,
+    SyncBatches,
     UnaryOptions,
+    joined,
     takes,
 )
 from aqueduct.client.sync_stream import SyncStream
 from aqueduct.client.sync_writer import SyncWriter
 from aqueduct.client.thread_balancer import ThreadBalancer
 from aqueduct.client.thread_call import News, ThreadCall
-from aqueduct.client.unary import UnaryCallers, one_batch
+from aqueduct.client.unary import UnaryCallers, one_batch, trace_headers
 from aqueduct.client.unary_stub import StubCall
 from aqueduct.client.write_segments import Ack
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import AqueductError, ConnectionLost, LocalProtocolError
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.rpc.request import CallHead, Kind
+from aqueduct.rpc.tracing import CallObservation, CallObserver, observed
 
 __all__ = ["OnEnd", "SyncClient"]
 
@@ -93,7 +98,7 @@ class SyncClient:
     reconnects = True
     """Whether a connection that is lost is made again for the next call."""
 
-    @checked(address="client_address", headers="connection_headers")
+    @checked(address="client_address", headers="connection_headers", telemetry="call_observer")
     def __init__(
         self,
         address: ClientAddress,
@@ -109,6 +114,7 @@ class SyncClient:
         hedge: Duration = 0.5,
         resolve: Duration | None = None,
         resolver: Resolver | None = None,
+        telemetry: CallObserver | None = None,
     ) -> None:
         self._addresses = addresses_of(address)
         self._policy = spec_for_retries(config, retries, backoff, backoff_limit, hedge)
@@ -122,6 +128,7 @@ class SyncClient:
             backoff_limit=self._policy.backoff_limit,
             resolve=cast("float | None", resolve),
             resolver=resolver,
+            telemetry=telemetry,
         )
         self._endpoints = EndpointSet(self._addresses, options, reconnects=self.reconnects)
         self.address = self._endpoints.places
@@ -156,7 +163,7 @@ class SyncClient:
     @checked()
     @takes(ExchangeOptions)
     def exchange(
-        self, handler: str, batches: Iterable[pa.RecordBatch], **options: Unpack[ExchangeOptions]
+        self, handler: str, batches: SyncBatches, **options: Unpack[ExchangeOptions]
     ) -> SyncStream:
         """Calls an exchange handler; the arguments are those of ``Client.exchange``.
 
@@ -166,7 +173,7 @@ class SyncClient:
 
     @takes(UnaryOptions)
     def call(
-        self, handler: str, batch: pa.RecordBatch, **options: Unpack[UnaryOptions]
+        self, handler: str, batch: OneBatch, **options: Unpack[UnaryOptions]
     ) -> pa.RecordBatch:
         """Calls an exchange handler with one batch, for one; see ``Client.call``."""
         schema, batches = self._ask(handler, batch, options)
@@ -174,7 +181,7 @@ class SyncClient:
 
     @takes(UnaryOptions)
     def call_table(
-        self, handler: str, batch: pa.RecordBatch, **options: Unpack[UnaryOptions]
+        self, handler: str, batch: OneBatch, **options: Unpack[UnaryOptions]
     ) -> pa.Table:
         """``call`` with all answers as a Table; see ``Client.call_table``."""
         schema, batches = self._ask(handler, batch, options)
@@ -189,7 +196,7 @@ class SyncClient:
     @checked()
     @takes(SinkOptions)
     def sink(
-        self, handler: str, batches: Iterable[pa.RecordBatch], **options: Unpack[SinkOptions]
+        self, handler: str, batches: SyncBatches, **options: Unpack[SinkOptions]
     ) -> dict[str, int]:
         """Calls a sink handler with ``batches`` and returns its counters; see ``Client.sink``."""
         with self._stream("sink", handler, batches, CallOptions(**options)) as stream:
@@ -316,10 +323,12 @@ class SyncClient:
     def _ask(
         self,
         handler: str,
-        batch: pa.RecordBatch,
+        batch: Any,
         options: UnaryOptions,
         on_end: OnEnd | None = None,
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
+        if not isinstance(batch, pa.RecordBatch) and has_batch(batch):
+            batch = as_batch(batch, where=f"the input of handler {handler!r}")
         single = self._endpoints.single
         link = None if single is None else single.link
         # It is made often, so the usual way has few steps.
@@ -358,14 +367,17 @@ class SyncClient:
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
         own = self._own
         callers = own.callers if getattr(own, "link", None) is link else self._callers(link)
-        caller = callers.find(handler, batch, options)
-        encoded = caller.encode(batch)
+        seen = observed(link.telemetry, handler, "exchange", link.address)
+        failed: BaseException | None = None
         call: StubCall | None = None
         stream: SyncStream | None = None
         received = 0
         try:
+            caller = callers.find(handler, batch, options, seen)
+            encoded = caller.encode(batch)
             if caller.fits(encoded):
-                call = StubCall(self._thread, link, caller, encoded)
+                own_headers = trace_headers(caller, seen)
+                call = StubCall(self._thread, link, caller, encoded, own_headers)
                 answered = call.result()
                 received = answered.size
                 if answered.follow is None:
@@ -374,16 +386,22 @@ class SyncClient:
                 stream = call.follow(answered)
             else:
                 given = CallOptions(**read_arguments("call", **options), schema=batch.schema)
-                made = self._make("exchange", handler, (batch,), given, link)
+                made = self._make("exchange", handler, (batch,), given, link, seen=seen)
                 made.wake()
                 stream = SyncStream(made)
             with stream:
                 batches = list(stream)
                 assert stream.schema is not None
                 return stream.schema, batches
+        except BaseException as error:
+            failed = error
+            raise
         finally:
+            if seen is not None:
+                seen.ended(failed)
+            failed = None  # a traceback and its frame are no cycle
             if on_end is not None:
-                sent, waited = (0, 0.0) if call is None else (encoded.size, call.waited)
+                sent, waited = (0, 0.0) if call is None else (call.encoded.size, call.waited)
                 if stream is not None:
                     sent += stream.bytes_sent
                     received += stream.bytes_received
@@ -422,6 +440,9 @@ class SyncClient:
         """A call that goes where there is a connection. ``before`` says what was tried already."""
         self._thread.check()
         self._check_plain(batches)
+        seen = observed(None, handler, kind, self.address)
+        if seen is not None:
+            options = replace(options, headers=joined(seen, options.headers))
         schema = None
         if kind != "source":
             limit = self.config.calls.batch_limit
@@ -485,6 +506,7 @@ class SyncClient:
         *,
         news: News | None = None,
         tag: Any = None,
+        seen: CallObservation | None = None,
     ) -> ThreadCall:
         """A call that the loop has not heard of yet; see ThreadCall."""
         self._thread.check()
@@ -492,7 +514,7 @@ class SyncClient:
         if found.closed:
             raise found.connection.error or ConnectionLost(f"{self!r} is closed")
         self._check_plain(batches)
-        source, head, window = outline(found, kind, handler, batches, options)
+        source, head, window = outline(found, kind, handler, batches, options, seen)
         head.encode()  # errors belong here rather than into the other thread
         return ThreadCall(self._thread, found, head, window, source, news=news, tag=tag)
 

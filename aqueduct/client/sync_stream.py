@@ -7,10 +7,11 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 
+from aqueduct.arrow.capsules import to_pandas, to_polars
 from aqueduct.client.call import END, FailedBatch
 from aqueduct.client.thread_call import NEWS, SMALL, Failed, ThreadCall
 from aqueduct.endpoint.pulling import PULLING
-from aqueduct.errors import AqueductError
+from aqueduct.errors import AqueductError, LocalProtocolError
 
 __all__ = ["SyncStream"]
 
@@ -103,6 +104,49 @@ class SyncStream:
                 self._peeked = found
         return self.schema
 
+    def read_all(self) -> pa.Table:
+        """All answers that are still to come, as a Table: each batch as it came, none or many.
+
+        Raises how the call failed.
+        """
+        batches = list(self)
+        return pa.Table.from_batches(batches, self._opened())
+
+    def to_table(self) -> pa.Table:
+        """``read_all``, by the name that data frames have for it."""
+        return self.read_all()
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """A reader of the answers, which asks for each as it is read.
+
+        It knows the schema, so this waits until the service has accepted the call.
+        """
+        return pa.RecordBatchReader.from_batches(self._opened(), self)
+
+    def to_pandas(self, **options: Any) -> Any:
+        """``read_all`` as a DataFrame of pandas, the extra ``pandas``.
+
+        ``options``: those of ``pyarrow.Table.to_pandas``. Raises ConfigError without pandas.
+        """
+        return to_pandas(self.read_all(), options)
+
+    def to_polars(self) -> Any:
+        """``read_all`` as a DataFrame of Polars, the extra ``polars``.
+
+        Raises ConfigError without Polars.
+        """
+        return to_polars(self.read_all())
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The answers for any library that takes Arrow streams, read lazily; see ``to_reader``."""
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    def _opened(self) -> pa.Schema:
+        schema = self.opened()
+        if schema is None:
+            raise LocalProtocolError("a sink answers with counters and no batches: SyncClient.sink")
+        return schema
+
     def __iter__(self) -> SyncStream:
         return self
 
@@ -131,10 +175,10 @@ class SyncStream:
                 continue
             if found is END:
                 self._over = True
-                self._input = None
+                self._close_input()
             elif type(found) is Failed:
                 self._error = found.error
-                self._input = None
+                self._close_input()
             else:
                 call.rest()
                 self.number, payload = found
@@ -184,7 +228,7 @@ class SyncStream:
         try:
             call.push(next(batches), later=self._first)
         except StopIteration:
-            self._input = None
+            self._close_input()
             call.finish()
         except BaseException as error:  # an iterable may raise anything
             self._fail(error)
@@ -193,6 +237,11 @@ class SyncStream:
             if pulling is not None:
                 PULLING.reset(pulling)
 
-    def _fail(self, error: BaseException | None = None) -> None:
+    def _close_input(self) -> None:
         self._input = None
+        if self._call.source is not None:
+            self._call.source.close()
+
+    def _fail(self, error: BaseException | None = None) -> None:
+        self._close_input()
         self._error = self._call.abandon(error)

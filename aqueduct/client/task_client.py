@@ -14,7 +14,9 @@ from aqueduct.arguments import Duration, checked
 from aqueduct.client.options import (
     CallOptions,
     ExchangeOptions,
+    OneBatch,
     SinkOptions,
+    SyncBatches,
     UnaryOptions,
     takes,
 )
@@ -79,7 +81,7 @@ class TaskClient(SyncClient):
     def call_table(
         self,
         handler: str,
-        batch: pa.RecordBatch,
+        batch: OneBatch,
         *,
         on_end: OnEnd | None = None,
         **options: Unpack[UnaryOptions],
@@ -93,7 +95,7 @@ class TaskClient(SyncClient):
     def sink(
         self,
         handler: str,
-        batches: Iterable[pa.RecordBatch],
+        batches: SyncBatches,
         *,
         on_end: OnEnd | None = None,
         **options: Unpack[SinkOptions],

@@ -407,6 +407,8 @@ class ThreadCall:
             self._over = True
             if call is not None:
                 call.fail(self._abandoned)
+            elif self.head.observed is not None:
+                self.head.observed.ended(self._abandoned)
             # A thread may wait for a call that another one ends.
             self._news.put((self._tag, Failed(self._abandoned)))
             return

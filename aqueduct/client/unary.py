@@ -16,10 +16,10 @@ from aqueduct.arguments import Duration, read_arguments, unexpected
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
 from aqueduct.arrow.ipc import LONG_SCHEMA
-from aqueduct.arrow.joining import joined
+from aqueduct.arrow.joining import joined as joined_batches
 from aqueduct.arrow.schema import check_expected
 from aqueduct.client.call import expired, given_up
-from aqueduct.client.options import CallOptions, UnaryOptions
+from aqueduct.client.options import CallOptions, UnaryOptions, joined
 from aqueduct.endpoint import Connection, Message, PendingReply
 from aqueduct.errors import (
     AqueductError,
@@ -30,7 +30,7 @@ from aqueduct.errors import (
 )
 from aqueduct.rpc.deadline import ProgressTimer
 from aqueduct.rpc.keys import ACCEPTED, ANSWERS
-from aqueduct.rpc.request import CallHead
+from aqueduct.rpc.request import CallHead, own_headers
 from aqueduct.rpc.status import Status
 from aqueduct.rpc.threads import apart
 from aqueduct.rpc.unary import UnaryAnswer, UnaryTemplate, decode_answer, room_of
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from aqueduct.protocol.common.receiver import Received
     from aqueduct.rpc.keys import Headers
+    from aqueduct.rpc.tracing import CallObservation
 
 __all__ = [
     "AnswerCache",
@@ -49,6 +50,7 @@ __all__ = [
     "UnaryResult",
     "one_batch",
     "same_schema",
+    "trace_headers",
 ]
 
 _KEPT_BYTES: Final = 64 << 10
@@ -428,8 +430,12 @@ class UnaryCallers:
         handler: str,
         batch: pa.RecordBatch,
         options: UnaryOptions,
+        observed: CallObservation | None = None,
     ) -> UnaryCaller:
-        """The arguments are those of ``Client.call``. Raises LocalProtocolError and TypeError."""
+        """The arguments are those of ``Client.call``. Raises LocalProtocolError and TypeError.
+
+        ``observed``: its headers are of a call that says more of itself, beside the user's.
+        """
         if not isinstance(batch, pa.RecordBatch):
             raise LocalProtocolError(
                 f"the call of handler {handler!r} takes one pyarrow.RecordBatch, not "
@@ -453,6 +459,8 @@ class UnaryCallers:
             raise unexpected("call", name)
         read_arguments("call", handler=handler)
         given = CallOptions(**read_arguments("call", **options))
+        if observed is not None and not alike:
+            given = replace(given, headers=joined(observed, given.headers))
         head = given.head("exchange", handler, batch.schema, self._token)
         caller = self._make(head)
         if alike and caller.template.body <= _KEPT_BYTES:  # to compare wide schemas takes long
@@ -468,6 +476,13 @@ class UnaryCallers:
                 self._caches.clear()
             cache = self._caches[head.handler] = AnswerCache(head.expected)
         return UnaryCaller(self._connection, head, peer=self._peer, cache=cache)
+
+
+def trace_headers(caller: UnaryCaller, observed: CallObservation | None) -> Headers:
+    """What one call says of its trace beside what all of ``caller`` say."""
+    if observed is None or caller.head.metadata:
+        return ()
+    return tuple(own_headers(metadata=observed.headers))
 
 
 def same_schema(one: pa.Schema | None, other: pa.Schema | None) -> bool:
@@ -487,7 +502,7 @@ def one_batch(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.Record
     if not batches:
         return pa.record_batch([pa.nulls(0, field.type) for field in schema], schema=schema)
     try:
-        return joined(batches)
+        return joined_batches(batches)
     except pa.ArrowException as error:
         raise LocalProtocolError(
             f"the {len(batches)} batches of the answer cannot be put together ({error}); "

@@ -23,6 +23,8 @@ from aqueduct.rpc.keys import Headers, number_of, one_each, text_of, text_value
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+    from aqueduct.rpc.tracing import CallObservation
+
 __all__ = [
     "AS_COMPLETED",
     "FAILURES",
@@ -173,6 +175,9 @@ class CallHead:
     """What the caller reads and wants the batches compressed by, the dearest first."""
     capabilities: frozenset[str] = frozenset()
     """Of AS_COMPLETED and FAILURES; words that a service does not know are not granted."""
+
+    observed: CallObservation | None = field(default=None, repr=False, compare=False)
+    """Who is told of its end; of the caller alone."""
 
     _encoded: tuple[Headers, tuple[bytes, ...]] | None = field(
         default=None, init=False, repr=False, compare=False

@@ -193,9 +193,7 @@ class _Crew:
         """
         check_patches()
         with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPool(self._name)
-            pool = self._pool
+            pool = self._threads()
             self._waiting.append(work)
             if self._active >= self.size:
                 return
@@ -204,6 +202,21 @@ class _Crew:
             pool.start(self._work)
         except RuntimeError:
             self._work()
+
+    def start_alone(self, work: Work) -> None:
+        """Has a thread of its own do ``work``, which may block: it counts for nothing here.
+
+        Raises RuntimeError when the system has no thread to give, and as ``start`` does.
+        """
+        check_patches()
+        with self._lock:
+            pool = self._threads()
+        pool.start(work)
+
+    def _threads(self) -> ThreadPool:
+        if self._pool is None:
+            self._pool = ThreadPool(self._name)
+        return self._pool
 
     def _work(self) -> None:
         while True:
@@ -250,8 +263,17 @@ class Job(Generic[T]):
 
     __slots__ = ("_error", "_loop", "_on_done", "_value", "_waiter", "_work", "done")
 
-    def __init__(self, work: Callable[[], T], on_done: Callable[[], object] | None = None) -> None:
-        """``on_done`` is called on the loop, when the work is done."""
+    def __init__(
+        self,
+        work: Callable[[], T],
+        on_done: Callable[[], object] | None = None,
+        *,
+        blocks: bool = False,
+    ) -> None:
+        """``on_done`` is called on the loop, when the work is done.
+
+        ``blocks``: it may wait for something else, so it gets a thread of its own.
+        """
         self.done = False
         """Whether the work is done, or the job was forgotten. It is set on the loop."""
         self._work: Callable[[], T] | None = work
@@ -260,7 +282,10 @@ class Job(Generic[T]):
         self._error: BaseException | None = None
         self._waiter: Waiter | None = None
         self._loop = asyncio.get_running_loop()
-        _crew.start(self._run)
+        if blocks:
+            _crew.start_alone(self._run)
+        else:
+            _crew.start(self._run)
 
     async def wait(self) -> T:
         """Returns what the work returns, or raises what it raises. For one task at a time."""

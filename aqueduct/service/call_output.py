@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from aqueduct._speedups.calls.batch_outputs import OutputSender
 from aqueduct._speedups.calls.batch_receiver import InputReceiver
+from aqueduct.arrow.capsules import as_batch, fitted, has_batch
 from aqueduct.arrow.compression import compress
 from aqueduct.arrow.encode import Encoded
 from aqueduct.endpoint.accounts import LARGE, Reservation
@@ -207,12 +208,7 @@ class CallOutput:
         """What the handler made. Of one thread at a time, in order; raises CallErrors."""
         call = self._call
         if not isinstance(batch, pa.RecordBatch):
-            name = type(batch).__name__
-            detail = f"a pyarrow.RecordBatch is wanted, got {name}" + (
-                "; a Table gives its batches by to_batches()" if name == "Table" else ""
-            )
-            text = f"the output of handler {call.handler!r}: {detail}"
-            raise HandlerFailed(text, kind="TypeError", detail=detail)
+            batch = self._batch_of(batch)
         try:
             encoded = self.encoder.encode(batch)
             if encoded.size > self._limit:
@@ -227,6 +223,19 @@ class CallOutput:
             return compress(encoded, self.compression) if self.compression else encoded
         except MemoryError as error:
             raise no_memory(call, error, f"an answer of {batch.nbytes} bytes") from None
+
+    def _batch_of(self, made: Any) -> pa.RecordBatch:
+        """Another library's table as one batch."""
+        where = f"the output of handler {self._call.handler!r}"
+        if not has_batch(made):
+            detail = f"a pyarrow.RecordBatch is wanted, got {type(made).__name__}"
+            raise HandlerFailed(f"{where}: {detail}", kind="TypeError", detail=detail)
+        try:
+            batch = as_batch(made, where=where)
+        except AqueductError as error:
+            raise HandlerFailed(f"{error}", kind="TypeError", detail=f"{error}") from error
+        wanted = getattr(self.encoder, "schema", None)
+        return fitted(batch, wanted) if isinstance(wanted, pa.Schema) else batch
 
     def slow(self, batch: Any) -> bool:
         """Whether ``encode`` may take milliseconds: it then belongs in a thread."""

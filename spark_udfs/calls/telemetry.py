@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from aqueduct.errors import ConfigError
 from aqueduct.escaping import logger_of
+from aqueduct.rpc.tracing import current_trace
 from spark_udfs.calls.partition import CallSpec
 from spark_udfs.worker.metrics import Tally, TaskMetrics
 from spark_udfs.worker.task import TaskContext
@@ -42,7 +43,7 @@ class Trace:
     def __init__(self, setup: Setup | None = None) -> None:
         self.setup = setup
         """Called in each Python worker before its first span."""
-        self.carrier = _current()
+        self.carrier = current_trace()
         """The headers that lead to the driver's span, by the propagators that are set there."""
 
     @property
@@ -73,7 +74,7 @@ class Trace:
         return _travelled(self.setup, carrier)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, dict[str, str]]]:
-        return _travelled, (self.setup, _current() or self.carrier)
+        return _travelled, (self.setup, current_trace() or self.carrier)
 
 
 def traced() -> dict[str, str]:
@@ -82,7 +83,7 @@ def traced() -> dict[str, str]:
     ``spark.read.format("aqueduct").options(**traced())``: Spark makes the source in another
     process, which does not know of the span. Empty without one, or without OpenTelemetry.
     """
-    carrier = _current()
+    carrier = current_trace()
     return {"trace": json.dumps(carrier)} if carrier else {}
 
 
@@ -185,7 +186,7 @@ class _Span:
         self._in_task = place.task is not None
         self._metrics = metrics
         attributes: dict[str, Any] = {
-            "rpc.system": "aqueduct",
+            "rpc.system.name": "aqueduct",
             "rpc.method": calling.handler,
             "server.address": calling.places,
         }
@@ -193,7 +194,7 @@ class _Span:
             names = {"stage": place.stage, "partition": place.partition, "attempt": place.attempt}
             names["task"] = place.task
             attributes |= {f"spark.{name}": value for name, value in names.items()}
-        parent = propagate.extract(_current() or trace.carrier)
+        parent = propagate.extract(current_trace() or trace.carrier)
         self._span = api.get_tracer("aqueduct").start_span(
             f"{verb} {calling.handler}",
             context=parent,
@@ -230,7 +231,7 @@ def _span(calling: CallSpec, trace: Trace, place: TaskContext, verb: str) -> _Sp
         return None
     if place.task is not None and trace.setup is not None:
         trace.prepare()
-    if not trace.wanted and not _current():
+    if not trace.wanted and not current_trace():
         return None
     try:
         return _Span(calling, trace, place, verb)
@@ -251,14 +252,3 @@ class _Passing(_Span):
 def _joined(carrier: dict[str, str], calling: CallSpec) -> tuple[tuple[str, str], ...]:
     """The headers of a call; those that its user gave go first."""
     return tuple({**carrier, **dict(calling.headers)}.items())
-
-
-def _current() -> dict[str, str]:
-    """The headers that lead to the current span; none without one, or without OpenTelemetry."""
-    if "opentelemetry.trace" not in sys.modules:
-        return {}
-    from opentelemetry import propagate
-
-    carrier: dict[str, str] = {}
-    propagate.inject(carrier)
-    return carrier

@@ -1,0 +1,67 @@
+"""The trace that a caller's work belongs to, and who is told of its calls.
+
+Without OpenTelemetry in the program, and without anybody who is told, a call costs one look at a
+table of modules. OpenTelemetry is never imported here before the program has done so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Protocol
+
+__all__ = ["CallObservation", "CallObserver", "current_trace", "observed"]
+
+
+class CallObservation(Protocol):
+    """One call of a client, observed."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What the call tells the service of its trace; the user's own headers go first."""
+
+    def ended(self, error: BaseException | None) -> None:
+        """Called when the call has ended, and may be called again; None: it has ended well."""
+
+
+class CallObserver(Protocol):
+    """What ``Client(telemetry=...)`` takes."""
+
+    def calls(self, handler: str, kind: str, address: str) -> CallObservation:
+        """Called before a call is made, in the context of the caller."""
+
+
+class _Passing:
+    """A call of which nobody is told here: the handler's span is the child of the current one."""
+
+    __slots__ = ("headers",)
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self.headers = headers
+
+    def ended(self, error: BaseException | None) -> None:
+        pass
+
+
+def observed(
+    telemetry: CallObserver | None, handler: str, kind: str, address: str
+) -> CallObservation | None:
+    """How a call that begins now is observed; None: it is not."""
+    if telemetry is not None:
+        return telemetry.calls(handler, kind, address)
+    if "opentelemetry.trace" not in sys.modules:
+        return None
+    carrier = current_trace()
+    return _Passing(carrier) if carrier else None
+
+
+def current_trace() -> dict[str, str]:
+    """The headers that lead to the current span; none without one, or without OpenTelemetry."""
+    if "opentelemetry.trace" not in sys.modules:
+        return {}
+    from opentelemetry import context, propagate
+
+    carrier: dict[str, str] = {}
+    if context.get_current():  # a look at it costs less
+        propagate.inject(carrier)
+    return carrier
