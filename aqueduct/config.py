@@ -659,6 +659,9 @@ class Calls:
     with `busy`. A call that has begun does not count: its later batches may wait too. 0: none."""
     queue_deadline: Seconds = 600.0
     """A call that has waited for its turn this long ends with `busy`."""
+    client_addresses: Count = 64
+    """Addresses of one client. More in a list are an error, and more records of a name are left
+    alone."""
     work_threads: Count = 0
     """Threads of the process that encode and decode large batches, and read long schemas, beside
     the event loop. 0: one for each processor, from 2 to 8. Work above that waits for its turn. The

@@ -18,11 +18,11 @@ import pyarrow as pa
 
 import aqueduct
 from aqueduct._speedups.channels.frames import MessageFrame
-from aqueduct._speedups.control_streams.control_frames import (
-    ControlFrameDecoder,
+from aqueduct._speedups.control_streams.control_encoder import (
     encode_control_acks,
     encode_control_message,
 )
+from aqueduct._speedups.control_streams.control_frames import ControlFrameDecoder
 from aqueduct._speedups.reactivesocket.reactive_frames import (
     COMPLETE,
     RESPONSE,

@@ -166,7 +166,7 @@ class Jobs:
     def pipeline(self) -> None:
         """A declarative pipeline writes into a sink."""
         command = [sys.executable, str(ROOT / "examples" / "pipelines" / "run.py")]
-        subprocess.run(command, check=True, timeout=600)
+        subprocess.run(command, check=True, timeout=2000)
 
     def _doubled(self, frame: Any) -> None:
         assert frame.selectExpr("sum(id)", "count(*)").collect() == [(ROWS * (ROWS - 1), ROWS)]

@@ -121,7 +121,7 @@ def run_each(
         text=True,
         cwd=folder,
         env=environment(),
-        timeout=100,
+        timeout=170,
         check=True,
     )
     return [

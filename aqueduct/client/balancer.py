@@ -44,7 +44,7 @@ from aqueduct.errors import (
     LocalProtocolError,
 )
 from aqueduct.escaping import logger_of
-from aqueduct.rpc.request import FAILURES
+from aqueduct.rpc.request import AS_COMPLETED, FAILURES
 
 __all__ = ["Balancer", "NextStep"]
 
@@ -436,9 +436,10 @@ class Balancer:
                 if other is not call:  # begun because this one took its time
                     self._calls.drop(other)
         self.schema, self.capabilities = call.exchange.schema, call.exchange.capabilities
+        if calling.ordered:  # here they are put in order
+            self.capabilities -= {AS_COMPLETED}
         if first and self._opened is not None:
-            assert self.schema is not None
-            self._opened(self.schema, self.capabilities)
+            self._opened(call.exchange.schema, self.capabilities)
 
     def _settle(self, call: OpenCall, number: int) -> UnansweredBatch | None:
         """The batch that is answered; None: this handler's answers are not those of batches."""

@@ -236,14 +236,28 @@ class EndpointSet:
     It belongs to the event loop and the process in which it is first used.
     """
 
-    def __init__(self, addresses: Sequence[Address], options: ConnectionOptions) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        options: ConnectionOptions,
+        *,
+        reconnects: bool = True,
+    ) -> None:
+        """``reconnects``: lost connections are made again, and names resolved, while it lives."""
+        self._most = most = options.config.calls.client_addresses
+        if len(addresses) > most:
+            raise ConfigError(
+                f"{len(addresses)} addresses are above the limit of {most} "
+                "(Calls.client_addresses); give fewer, or raise it"
+            )
         self._options = options
         self._named: list[Address] = []
         """Those that are names to be resolved, with all their records as endpoints."""
         self._fixed: list[ClientEndpoint] = []
         self._period = options.resolve
         for address in addresses:
-            if self._period_of(address) is not None and _is_name(address):
+            spread = reconnects and self._period_of(address) is not None
+            if spread and _is_name(address):
                 self._named.append(address)
             else:
                 self._fixed.append(ClientEndpoint(address, plain(address), options))
@@ -255,7 +269,7 @@ class EndpointSet:
         self.addresses = tuple(map(plain, addresses))
         """As they were given, without their options."""
         self.closed = False
-        self.reconnects = True
+        self.reconnects = reconnects
         """Whether a connection that is lost is made again."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self._pid = os.getpid()
@@ -272,12 +286,12 @@ class EndpointSet:
     def of(cls, link: ClientConnection) -> EndpointSet:
         """The set of a connection that was made elsewhere: when it is over, all is."""
         options = ConnectionOptions(link.config)
-        made = cls((), options)
+        made = cls((), options, reconnects=False)
         unknown = Address("memory", "", 0)  # it is not connected again
         endpoint = ClientEndpoint(unknown, link.address, options)
         endpoint.link, endpoint.connections = link, 1
         made.targets, made.single, made.addresses = (endpoint,), endpoint, (link.address,)
-        made.reconnects, made.loop = False, link.connection.loop
+        made.loop = link.connection.loop
         return made
 
     # For any thread
@@ -477,6 +491,7 @@ class EndpointSet:
                 key = str(address), ip
                 found[key] = self._found.get(key) or self._endpoint(address, ip)
         self._resolved = time.monotonic()
+        found = self._limited(found)
         self._unresolved = failed
         if failed is not None and (found or self._fixed):
             log.warning("%s; the addresses from before are used", failed)
@@ -487,6 +502,23 @@ class EndpointSet:
         for endpoint in gone:
             self._retiring.add(endpoint)
             self.spawn(self._retire(endpoint))
+
+    def _limited(
+        self, found: dict[tuple[str, str], ClientEndpoint]
+    ) -> dict[tuple[str, str], ClientEndpoint]:
+        """As many as a client may have, those that are known already first."""
+        most = self._most - len(self._fixed)
+        if len(found) <= most:
+            return found
+        log.warning(
+            "%s: %d records of the name are left alone: a client has at most %d addresses "
+            "(Calls.client_addresses)",
+            self.places,
+            len(found) - most,
+            self._most,
+        )
+        keys = sorted(found, key=lambda key: key not in self._found)[:most]
+        return {key: found[key] for key in found if key in keys}
 
     async def _retire(self, endpoint: ClientEndpoint) -> None:
         await endpoint.close_when_idle()

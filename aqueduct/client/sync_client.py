@@ -130,8 +130,7 @@ class SyncClient:
             resolver=resolver,
             telemetry=telemetry,
         )
-        self._endpoints = EndpointSet(self._addresses, options)
-        self._endpoints.reconnects = self.reconnects
+        self._endpoints = EndpointSet(self._addresses, options, reconnects=self.reconnects)
         self.address = self._endpoints.places
         """The service's address, without options; several with commas."""
         self.config = config

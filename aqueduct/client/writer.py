@@ -169,6 +169,7 @@ class Writer:
         self._writes = 0
         self._since: list[Segment] = []  # of the commit that is next
         self._tries = 0
+        self._committing: set[asyncio.Task[Committed]] = set()
         self._waiters: list[asyncio.Future[None]] = []
         self._error: BaseException | None = None
         self._refused: BaseException | None = None
@@ -189,7 +190,7 @@ class Writer:
     @property
     def uncommitted(self) -> int:
         """Rows that were written and not committed."""
-        return sum(segment.rows for segment in self._since)
+        return sum(segment.rows for segment in tuple(self._since))
 
     @property
     def closed(self) -> bool:
@@ -198,7 +199,8 @@ class Writer:
 
     def unacknowledged(self) -> list[pa.RecordBatch]:
         """The batches that are kept, in order. After a failure: those that were not prepared."""
-        return [batch for segment in self._kept for batch in segment.batches]
+        kept = tuple(self._kept)  # another thread may ask
+        return [batch for segment in kept for batch in tuple(segment.batches)]
 
     # What there is to do
 
@@ -287,8 +289,14 @@ class Writer:
         self._check_usable()
         self._check_note(note)
         committing = asyncio.get_running_loop().create_task(self._commit(note))
-        committing.add_done_callback(_look_at)
-        return await asyncio.shield(committing)
+        self._committing.add(committing)
+        committing.add_done_callback(self._look_at)
+        try:
+            return await asyncio.shield(committing)
+        except asyncio.CancelledError:
+            if not committing.cancelled():
+                raise
+            raise Cancelled(f"{self._where} was closed during its commit") from None
 
     async def close(self) -> None:
         """Ends a writer of which everything is committed.
@@ -314,7 +322,7 @@ class Writer:
         """Ends the writer; the sink drops what is not committed. What is committed stays.
 
         It takes a few seconds at most, and raises nothing: what a sink is not told it drops after
-        its ``time_to_live``.
+        its ``time_to_live``. A commit that is under way may yet be done.
         """
         if self._closed:
             return
@@ -322,7 +330,12 @@ class Writer:
         self._closed = True
         failed = self._error is not None
         self._fail(Cancelled(f"{self._where} was closed"))
-        tasks = [each.task for each in self._since if each.task is not None]
+        tasks: list[asyncio.Task[Any]] = [
+            each.task for each in self._since if each.task is not None
+        ]
+        for committing in self._committing:
+            committing.cancel()
+        tasks += self._committing
         if tasks:
             await asyncio.wait(tasks, timeout=_FAREWELL)
         if self._since and not (failed and self._client.closed):
@@ -642,6 +655,11 @@ class Writer:
             self._told = True
             raise self._refused.with_traceback(None)
 
+    def _look_at(self, committing: asyncio.Task[Committed]) -> None:
+        self._committing.discard(committing)
+        if not committing.cancelled():
+            committing.exception()  # whoever asked was told, or was cancelled
+
     def _check_note(self, note: Any) -> None:
         limit = self._limits.note_bytes
         try:
@@ -684,8 +702,3 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 def _caused(error: WriteLost, cause: BaseException) -> WriteLost:
     error.__cause__ = cause
     return error
-
-
-def _look_at(task: asyncio.Task[Committed]) -> None:
-    if not task.cancelled():
-        task.exception()  # whoever asked was told, or was cancelled

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final
 
 from aqueduct._speedups.base import varint
 from aqueduct._speedups.channels.frames import FinishSender, MessageFrame, SentUnreliable, Version
+from aqueduct._speedups.control_streams import control_encoder as encoder
 from aqueduct._speedups.control_streams import control_frames as codec
 from aqueduct.dissect.channel_fields import (
     SIDES,
@@ -178,7 +179,7 @@ def _encode_message(fields: Fields, *, header_block: bool = False) -> bytes:
     ]
     payload = hex_bytes(fields.take("payload", ""), f"{fields.where}: payload")
     return numbered(
-        lambda n: codec.encode_control_message(channel, n, payload, attachments, headers),
+        lambda n: encoder.encode_control_message(channel, n, payload, attachments, headers),
         num,
         1 + len(varint.encode(channel)),
     )
@@ -186,15 +187,15 @@ def _encode_message(fields: Fields, *, header_block: bool = False) -> bytes:
 
 _ENCODERS: Final[Encoders] = {
     "Version": lambda fields: version(fields, "AQ0-10"),
-    "ConnectionControl": lambda fields: codec.encode_connection_control(read_headers(fields)),
-    "ChannelControl": lambda fields: codec.encode_channel_control(_BITS.take(fields)),
+    "ConnectionControl": lambda fields: encoder.encode_connection_control(read_headers(fields)),
+    "ChannelControl": lambda fields: encoder.encode_channel_control(_BITS.take(fields)),
     "Message": _encode_message,
-    "SentUnreliable": lambda fields: codec.encode_control_sent_unreliable(fields.number("count")),
-    "FinishSender": lambda fields: codec.encode_control_finish(fields.number("sent_reliable")),
-    "AckReliable": lambda fields: codec.encode_control_acks(fields.numbers("ranges")),
-    "AckNackUnreliable": lambda fields: codec.encode_control_ack_nacks(fields.numbers("ranges")),
-    "CloseReceiver": lambda fields: codec.encode_control_close(fields.numbers("ranges")),
-    "ClosedChannelLost": lambda fields: codec.encode_closed_channel_lost(_BITS.take(fields)),
+    "SentUnreliable": lambda fields: encoder.encode_control_sent_unreliable(fields.number("count")),
+    "FinishSender": lambda fields: encoder.encode_control_finish(fields.number("sent_reliable")),
+    "AckReliable": lambda fields: encoder.encode_control_acks(fields.numbers("ranges")),
+    "AckNackUnreliable": lambda fields: encoder.encode_control_ack_nacks(fields.numbers("ranges")),
+    "CloseReceiver": lambda fields: encoder.encode_control_close(fields.numbers("ranges")),
+    "ClosedChannelLost": lambda fields: encoder.encode_closed_channel_lost(_BITS.take(fields)),
 }
 _ENCODERS_OF_CALLS: Final[Encoders] = {
     **_ENCODERS,

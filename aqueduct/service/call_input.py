@@ -337,6 +337,8 @@ class CallInput:
             if lease is not None:
                 lease.give_back()
         self.lease = self.batches.lease = None
+        if self.ticket is not None:
+            self.ticket.forget()
         if self._decoding is not None:
             self._decoding.cancel()
         if self.receiver is not None:

@@ -69,7 +69,7 @@ class RunSource(Protocol):
 class Ticket:
     """What one call has in the waiting room."""
 
-    __slots__ = ("_running", "call", "context", "deliver", "line", "room")
+    __slots__ = ("_refused", "call", "context", "deliver", "line", "room")
 
     def __init__(self, room: WaitingRoom, running: WaitingCall, concurrency: int) -> None:
         self.room = room
@@ -79,7 +79,7 @@ class Ticket:
         """In which its handler runs."""
         self.deliver: Callable[[int, Any, BaseException | None], None] | None = None
         """Told on the loop of each batch that has run: its number, and its answer or error."""
-        self._running = running
+        self._refused: Callable[[AqueductError], None] | None = running.abort
 
     @property
     def waits(self) -> bool:
@@ -96,7 +96,12 @@ class Ticket:
 
     def refuse(self, text: str) -> None:
         """Ends the call with Busy."""
-        self._running.abort(Busy(text, peer=self.call.peer, handler=self.call.handler))
+        if self._refused is not None:
+            self._refused(Busy(text, peer=self.call.peer, handler=self.call.handler))
+
+    def forget(self) -> None:
+        """The call has ended: it is not known here any more, which were a cycle."""
+        self._refused = self.deliver = None
 
 
 class WaitingRoom:

@@ -43,7 +43,9 @@ def deployment(batched: bool) -> Any:
             with self.lock:
                 time.sleep(RUN_SECONDS + ROW_SECONDS * rows)
 
-        @serve.batch(max_batch_size=MOST, batch_wait_timeout_s=0.0, max_concurrent_batches=1)
+        @serve.batch(  # type: ignore[untyped-decorator]
+            max_batch_size=MOST, batch_wait_timeout_s=0.0, max_concurrent_batches=1
+        )
         async def together(self, calls: list[list[int]]) -> list[list[int]]:
             await asyncio.to_thread(self.work, sum(map(len, calls)))
             return calls

@@ -2,9 +2,9 @@
 
     python -m benchmarks.spark.settings [--rows N] [--repeat N] [--json FILE]
 
-Each pair of a cache and a way of transfer has a Spark of its own, as both are fixed at its start.
-A row of the table is a job over the same rows of 60 bytes, which are in Spark's memory. ``CPU`` is
-the processor time of the JVM and its Python workers; it tells more than seconds on a busy machine.
+Each cache has a Spark of its own, as it is fixed at its start. A row of the table is a job over the
+same rows of 60 bytes, which are in Spark's memory. ``CPU`` is the processor time of the JVM and its
+Python workers; it tells more than seconds on a busy machine.
 """
 
 from __future__ import annotations
@@ -31,14 +31,10 @@ from spark_udfs import exchange, exchange_column
 
 ARROW_CACHE: Final = "org.apache.spark.sql.execution.columnar.ArrowCachedBatchSerializer"
 COLUMNAR: Final = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
-SETTINGS: Final = {
-    "as it comes": {},
-    "pipelined": {"spark.python.udf.pipelined.enabled": "true"},
-    "Arrow cache": {"spark.sql.cache.serializer": ARROW_CACHE},
-    "Arrow cache, pipelined": {
-        "spark.sql.cache.serializer": ARROW_CACHE,
-        "spark.python.udf.pipelined.enabled": "true",
-    },
+PIPELINED: Final = "spark.python.udf.pipelined.enabled"
+CACHES: Final = {
+    "Spark's": {},
+    "Arrow": {"spark.sql.cache.serializer": ARROW_CACHE},
 }
 TICK: Final = os.sysconf("SC_CLK_TCK")
 
@@ -82,24 +78,30 @@ def jobs(spark: Any, address: str, rows: int) -> Iterator[tuple[str, Callable[[]
 
     same_column: Any = getattr(sql, "arrow_udf")(same, "double")  # noqa: B009 - of PySpark 4.1
 
-    def written(made: Any, columnar: bool = False) -> Callable[[], Any]:
+    def written(made: Any, columnar: bool = False, pipelined: bool = False) -> Callable[[], Any]:
         def job() -> None:
             spark.conf.set(COLUMNAR, str(columnar).lower())
+            # A setting of the start; where the executor is in this process, it has the same object.
+            spark._jsparkSession.sparkContext().conf().set(PIPELINED, str(pipelined).lower())
             made.write.format("noop").mode("overwrite").save()
 
         return job
 
+    echoed = exchange(address, "echo").apply(frame)
+    with_same, with_column = frame.select("*", same_column("a")), frame.select("*", column("a"))
     yield "no function", written(frame)
     yield "mapInArrow, identity", written(frame.mapInArrow(identity, frame.schema))
-    yield "mapInArrow, exchange", written(exchange(address, "echo").apply(frame))
-    for columnar in (False, True):
-        mode = ", columnarInput" if columnar else ""
-        yield f"column, identity{mode}", written(frame.select("*", same_column("a")), columnar)
-        yield f"column, exchange{mode}", written(frame.select("*", column("a")), columnar)
+    yield "mapInArrow, exchange", written(echoed)
+    yield "mapInArrow, exchange, pipelined", written(echoed, pipelined=True)
+    yield "column, identity", written(with_same)
+    yield "column, exchange", written(with_column)
+    yield "column, exchange, pipelined", written(with_column, pipelined=True)
+    yield "column, identity, columnarInput", written(with_same, columnar=True)
+    yield "column, exchange, columnarInput", written(with_column, columnar=True)
 
 
-def measured(name: str, address: str, rows: int, repeat: int) -> list[dict[str, Any]]:
-    """The measurements of one Spark: each job warmed up once, then all in turn."""
+def measured(name: str, address: str, rows: int, repeat: int) -> None:
+    """Prints the measurements of one Spark: each job warmed up once, then all in turn."""
     from pyspark.sql import SparkSession
 
     builder = (
@@ -110,33 +112,30 @@ def measured(name: str, address: str, rows: int, repeat: int) -> list[dict[str, 
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
     )
-    for key, value in SETTINGS[name].items():
+    for key, value in CACHES[name].items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    rows_of: list[dict[str, Any]] = []
     try:
         made = list(jobs(spark, address, rows))
         for turn in range(repeat + 1):
             for job, work in made:
                 began, used = time.perf_counter(), cpu_seconds()
                 work()
-                row = {"settings": name, "job": job, "job_s": time.perf_counter() - began}
+                row = {"cache": name, "job": job, "job_s": time.perf_counter() - began}
                 row["cpu_s"] = cpu_seconds() - used
                 if turn:  # the first time workers start, and the JVM compiles
-                    rows_of.append(row)
                     print(json.dumps(row), flush=True)
     finally:
         spark.stop()
-    return rows_of
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Medians, one line for each job."""
-    lines = ["| job | settings | seconds | CPU |", "|---|---|---|---|"]
+    lines = ["| job | cache | seconds | CPU |", "|---|---|---|---|"]
     for job in dict.fromkeys(row["job"] for row in rows):
-        for name in SETTINGS:
-            own = [row for row in rows if (row["job"], row["settings"]) == (job, name)]
+        for name in CACHES:
+            own = [row for row in rows if (row["job"], row["cache"]) == (job, name)]
             if own:
                 seconds, cpu = (
                     statistics.median(row[key] for row in own) for key in ("job_s", "cpu_s")
@@ -150,24 +149,30 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--settings", choices=SETTINGS, help="one Spark alone; with --address")
+    parser.add_argument("--cache", choices=CACHES, help="one Spark alone; with --address")
     parser.add_argument("--address")
     given = parser.parse_args(arguments)
-    if given.settings:
-        measured(given.settings, given.address, given.rows, given.repeat)
+    if given.cache:
+        measured(given.cache, given.address, given.rows, given.repeat)
         return 0
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         service = Running("aqueduct", f"aqueduct+unix://{folder}/service")
         stack.callback(service.close)
-        for name in SETTINGS:
+        for name in CACHES:
             # Each in a process of its own, whose children are its JVM and the workers alone.
-            command = [sys.executable, "-m", "benchmarks.spark.settings", "--settings", name]
+            command = [sys.executable, "-m", "benchmarks.spark.settings", "--cache", name]
             command += ["--address", service.address, "--rows", str(given.rows)]
             command += ["--repeat", str(given.repeat)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
-            rows += [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    if line.startswith("{"):
+                        rows.append(json.loads(line))
+                        print(line, end="", file=sys.stderr, flush=True)
+            if process.returncode:
+                return process.returncode
     print(table(rows))
     if given.json is not None:
         given.json.write_text(json.dumps(rows, indent=1))

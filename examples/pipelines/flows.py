@@ -12,8 +12,8 @@ import spark_udfs
 
 spark = SparkSession.active()
 spark_udfs.register(spark)
-ADDRESS = str(spark.conf.get("readings.address", ""))
-FOLDER = str(spark.conf.get("readings.folder", ""))
+ADDRESS = str(spark.conf.get("spark.readings.address", ""))
+FOLDER = str(spark.conf.get("spark.readings.folder", ""))
 
 convert = spark_udfs.exchange(ADDRESS, "convert", schema="id long, fahrenheit double")
 

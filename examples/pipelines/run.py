@@ -33,8 +33,8 @@ libraries:
 storage: file://{folder}/storage
 configuration:
   spark.sql.shuffle.partitions: "2"
-  readings.address: aqueduct+unix://{folder}/socket
-  readings.folder: {folder}/readings
+  spark.readings.address: aqueduct+unix://{folder}/socket
+  spark.readings.folder: {folder}/readings
 """
 
 
@@ -71,7 +71,7 @@ def run_pipeline(spec: Path) -> None:
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     command = [str(tools / "bin" / "spark-pipelines"), "run", "--spec", str(spec)]
-    subprocess.run(command, env=environment, check=True, timeout=400)
+    subprocess.run(command, env=environment, check=True, timeout=900)
 
 
 def main(arguments: list[str]) -> None:

@@ -11,8 +11,9 @@ import pytest
 import aqueduct
 from aqueduct.address import Address
 from aqueduct.carriers.certificates import dev_certificate
+from aqueduct.client.task_client import TaskClient
 from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
-from tests.support.calls import everything, numbers, served, until, values
+from tests.support.calls import config, everything, numbers, served, until, values
 
 QUICK: Any = {"backoff": 0.01, "backoff_limit": 0.05}
 NAME = "several.example"
@@ -133,6 +134,22 @@ async def test_close_ends_the_connections_of_records_that_vanished():
     await until(lambda: not asyncio.all_tasks() - before)
 
 
+async def test_more_records_than_a_client_may_have_are_left_alone(caplog):
+    few = config(calls={"client_addresses": 2})
+    async with listening("127.0.0.1") as (port, _, _):
+        records = Records("127.0.0.9", "127.0.0.1")
+        address = f"aqueduct+tcp://{NAME}:{port}?resolve=10ms"
+        async with aqueduct.Client(address, resolver=records, config=few) as client:
+            records.records = ("127.0.0.8", "127.0.0.7", "127.0.0.1", "127.0.0.6")
+            while "127.0.0.8" not in places(client):
+                await ask(client, 1)
+                await asyncio.sleep(0.01)
+            assert places(client) == ["127.0.0.8", "127.0.0.1"]  # what is known stays
+        assert "2 records of the name are left alone" in caplog.text
+        with pytest.raises(ConfigError, match=r"3 addresses are above the limit of 2"):
+            aqueduct.Client([f"memory://{n}" for n in range(3)], config=few)
+
+
 async def test_many_first_calls_resolve_a_name_once():
     async with listening("127.0.0.1") as (port, _, _):
         records = Records("127.0.0.1")
@@ -243,6 +260,14 @@ def test_a_sync_client_resolves_names_too():
                 assert values(list(client.exchange("echo", [numbers(1)]))) == [[1]]
             assert [state.connected for state in client.endpoints] == [True]
         assert seen
+
+
+def test_for_a_task_of_spark_a_name_is_one_address():
+    with served(echo([], "here"), "tcp") as address:
+        port = Address.parse(address).port
+        with TaskClient(f"aqueduct+tcp://localhost:{port}?resolve=30s") as client:
+            assert client.call("echo", numbers(1)) == numbers(1)
+            assert len(client.endpoints) == 1
 
 
 @pytest.mark.parametrize("given", ["0", "-1s", "soon", "1 month"])

@@ -166,8 +166,12 @@ async def test_batches_are_spread_and_come_in_order():
         stream = client.exchange("echo", [numbers(n) for n in range(300)])
         assert values(await everything(stream)) == [[n] for n in range(300)]
         assert stream.number == 299 and stream.over and stream.schema == NUMBERS
+        assert stream.capabilities == {"one-to-one", "idempotent"}
         assert all(each.seen for each in services)
         assert sorted(services[0].seen + services[1].seen) == list(range(300))
+        async with client.exchange("echo", [numbers(1)], ordered=False) as loose:
+            await loose.opened()
+            assert "as-completed" in loose.capabilities
 
 
 async def test_a_call_goes_where_the_fewest_bytes_are_outstanding():
@@ -408,6 +412,7 @@ async def test_a_service_that_is_ending_is_passed_by():
         await until(lambda: not runs[0].addresses)
         for n in range(10, 14):  # no handler of the first has seen them
             assert await client.call("echo once", numbers(n)) == numbers(n)
+        for n in range(10, 14):
             assert values(await everything(client.exchange("echo once", [numbers(n)]))) == [[n]]
         for each in services:
             each.gate.set()
@@ -557,7 +562,7 @@ async def test_a_reader_that_takes_its_time_bounds_what_is_asked():
     async with asked() as (services, _, places), aqueduct.Client(places) as client:
         stream = client.exchange("echo", (numbers(n) for n in range(10_000)), schema=NUMBERS)
         assert await anext(stream) == numbers(0)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)  # time to ask far too much
         assert sum(len(each.seen) for each in services) < 200
         await stream.aclose()
 

@@ -301,6 +301,24 @@ async def test_a_write_waits_while_the_bound_is_reached() -> None:
     assert process().sending.used == before
 
 
+async def test_an_attempt_ends_early_while_the_process_s_account_is_full(
+    client: aqueduct.Client, shelf: NotedShelf
+) -> None:
+    account, budget = process().sending, client.config.flow.process_send_bytes
+    async with client.writer("shelf", key="k") as writer:
+        account.keep(budget)
+        try:
+            ack = await writer.write(numbers(1))
+            await until(lambda: ack.done)
+        finally:
+            account.keep(-budget)
+        later = await writer.write(numbers(2))
+        await client.ping()
+        assert not later.done
+        await writer.commit()
+    assert shelf.rows == [1, 2]
+
+
 async def test_one_write_may_be_above_the_bound(client: aqueduct.Client, shelf: NotedShelf) -> None:
     async with client.writer("shelf", key="k", in_flight_bytes=1) as writer:
         for value in range(3):
@@ -348,6 +366,23 @@ async def test_a_commit_whose_task_is_cancelled_goes_on(
         assert writer.committed.note == "first"
         await writer.commit("second")
     assert shelf.rows == [1, 2]
+
+
+async def test_an_abort_ends_a_commit_that_is_under_way(
+    client: aqueduct.Client, shelf: NotedShelf
+) -> None:
+    writer = await client.writer("shelf", key="k").open()
+    await writer.write(numbers(1))
+    shelf.blocked.clear()
+    committing = asyncio.ensure_future(writer.commit())
+    await until(shelf.committing.is_set)
+    aborting = asyncio.ensure_future(writer.abort())
+    with pytest.raises(Cancelled, match="was closed during its commit"):
+        await committing
+    shelf.blocked.set()
+    await aborting
+    async with client.writer("shelf", key="k") as writer:
+        assert writer.committed.commits == len(shelf.there) == 1  # the sink had begun
 
 
 async def test_a_commit_that_the_sink_refuses_may_be_repeated(
@@ -533,24 +568,26 @@ async def test_sinks_that_cannot_be_written_to() -> None:
             client.writer("shelf", key="k", deadline=0)
 
 
-async def test_batches_are_sent_again_when_their_connection_is_cut() -> None:
+@pytest.mark.parametrize("options", ["", "?resume=30s"], ids=["", "resumed"])
+async def test_rows_are_there_once_when_their_connection_is_cut(options: str) -> None:
     shelf = NotedShelf()
-    async with serving(service_with(shelf), "tcp") as running:
-        async with CuttingProxy(running.addresses[0]) as proxy:
-            address = proxy.address
-            async with (
-                await aqueduct.Client.connect(address, config=config()) as client,
-                client.writer("shelf", key="k") as writer,
-            ):
-                for value in range(10):
-                    seen = len(shelf.asked_for("write"))
-                    await writer.write(numbers(value))
-                    if value % 3 == 0:
-                        await until(partial(more_than, shelf, seen))
-                        proxy.cut()
-                await writer.commit("all")
+    service = service_with(shelf)
+    async with (
+        service.serving(f"aqueduct+tcp://127.0.0.1:0{options}", drain=0) as running,
+        CuttingProxy(running.addresses[0]) as proxy,
+        await aqueduct.Client.connect(proxy.address, config=service.config) as client,
+        client.writer("shelf", key="k") as writer,
+    ):
+        for value in range(10):
+            seen = len(shelf.asked_for("write"))
+            await writer.write(numbers(value))
+            if value % 3 == 0:
+                await until(partial(more_than, shelf, seen))
+                proxy.cut()
+        await writer.commit("all")
     assert shelf.rows == list(range(10)) and shelf.staged == {}
-    assert len(shelf.asked_for("open")) > 1
+    opened = len(shelf.asked_for("open"))
+    assert opened == 1 if options else opened > 1
 
 
 def more_than(shelf: Shelf, seen: int) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 PRINTS = {
-    "numpy_model.py": r"(image \d: class \d, score \d+\.\d\d\n){3}",
+    "numpy_model.py": r"(image \d: class \d, score -?\d+\.\d\d\n){3}",
     "tokens.py": (
         r"square: \[9\]\n"
         r"double: \[6\]\n"

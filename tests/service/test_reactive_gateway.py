@@ -369,6 +369,44 @@ async def test_a_call_that_began_is_not_said_to_be_rejected():
         waiting.cancel()
 
 
+async def test_requests_wait_for_their_turn_and_rows_of_several_run_together():
+    service, held, runs = aqueduct.Service("turns"), asyncio.Event(), []
+
+    @service.handler("model", input=WORDS, batch=aqueduct.Batching(), queue=3)
+    async def model(batch):
+        runs.append(batch["word"].to_pylist())
+        await held.wait()
+        return batch
+
+    @service.handler("names", kind="source", output=WORDS, max_concurrency=1)
+    async def names():
+        await held.wait()
+        yield words("a")
+
+    async with asking(service) as (running, client):
+        first = asyncio.ensure_future(client.request(asked("model", words("a"))))
+        await until(lambda: runs)
+        others = [
+            asyncio.ensure_future(client.request(asked("model", words(word)))) for word in "bc"
+        ]
+        text = asked("model", format="json") + json.dumps([{"word": "d"}]).encode()
+        plain = asyncio.ensure_future(client.request(text))
+        await until(lambda: running.counters()["waiting_calls"] == 3)
+        with pytest.raises(ReactiveError, match=r"busy: .*3 calls waiting"):
+            await client.request(asked("model", words("e")))
+        streams = [
+            asyncio.ensure_future(batches_of(client.stream(asked("names"), n=4))) for _ in range(3)
+        ]
+        await until(lambda: running.counters()["waiting_calls"] == 5)
+        held.set()
+        for future, word in zip((first, *others), "abc", strict=True):
+            assert rows_of((await future).data) == [[word]]
+        assert json.loads(bytes((await plain).data)) == [{"word": "d"}]
+        for stream in streams:
+            assert await stream == [["a"]]
+    assert runs == [["a"], ["b", "c", "d"]]
+
+
 async def test_a_setup_that_cannot_be_read_is_rejected(service):
     async with service.serving(TCP, drain=0) as running:
         client = await connect(running.addresses[0], setup=headers(format="xml"))

@@ -214,10 +214,10 @@ async def test_a_call_that_waits_too_long_ends(handler):
         await until(lambda: gate.inside)
         with pytest.raises(Busy, match=r"waited 0.2 s for its turn \(Calls.queue_deadline\)"):
             await ask(client, handler, 2)
-        second = asyncio.create_task(ask(client, handler, 3))
-        await until(lambda: gate.waiting)
+        assert not gate.waiting
         gate.open.set()
-        await asyncio.gather(first, second)
+        await first
+        await ask(client, handler, 3)
     assert gate.came == [1, 3]
 
 
@@ -290,7 +290,7 @@ async def test_a_coroutine_whose_call_is_over_is_cancelled_and_gives_up_its_plac
         assert await second == numbers(2)
 
 
-PATIENCE = 0.4
+PATIENCE = 1.0
 
 
 @pytest.mark.requirement("AC-103")
@@ -314,7 +314,7 @@ async def test_a_call_that_waits_is_not_stuck_for_its_client():
                 )
             ]
             await until(lambda: gate.waiting == len(waiting))
-            done, _ = await asyncio.wait(waiting, timeout=4 * PATIENCE)
+            done, _ = await asyncio.wait(waiting, timeout=2.5 * PATIENCE)
             assert not done
             gate.open.set()
             await asyncio.gather(*first)

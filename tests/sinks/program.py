@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 
 import pyarrow as pa
@@ -65,6 +66,8 @@ def main(address: str) -> None:
                 with connect(address) as client:
                     write(client, key, int(first))
                 status = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(status)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

@@ -391,6 +391,47 @@ def test_a_service_that_is_busy_is_asked_again(running):
         assert numbers.reconnects == 0  # it was one connection all the time
 
 
+@pytest.mark.parametrize("shape", ["function", "generator"])
+def test_eight_tasks_wait_for_two_places_and_none_is_refused(running, shape):
+    service = aqueduct.Service("callee")
+    gate, inside, most = threading.Event(), [0], [0]
+    lock = threading.Lock()
+
+    def work(batch):
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        assert gate.wait(20)
+        with lock:
+            inside[0] -= 1
+        return batch
+
+    if shape == "function":
+        service.handler("two", max_concurrency=2)(work)
+    else:
+
+        @service.handler("two", max_concurrency=2)
+        def two(batches):
+            yield from map(work, batches)
+
+    with running(service) as address:
+        found: list[int] = []
+
+        def task(number: int) -> None:
+            call = calling(address, handler="two", retries=0)
+            found.extend(value_of(each.batch) for each in answers(call, [batch(number)]))
+
+        tasks = [threading.Thread(target=task, args=(number,)) for number in range(8)]
+        for each in tasks:
+            each.start()
+        until(lambda: inside[0] == 2 and service.counters()["waiting_calls"] == 6)
+        gate.set()
+        for each in tasks:
+            each.join(20)
+    assert sorted(found) == list(range(8))
+    assert most[0] == 2
+
+
 @pytest.mark.parametrize("carrier", ["tcp", "unix", "quic"])
 def test_a_service_that_drains_hands_over_to_its_successor(running, tmp_path, carrier):
     """The calls that are open at its end are made again, at the same address."""

@@ -10,17 +10,6 @@ from aqueduct._speedups.channels.frames import (
     Version,
 )
 from aqueduct._speedups.channels.receive_buffer import ReceiveBuffer
-from aqueduct._speedups.control_streams.control_encoder import (
-    encode_channel_control,
-    encode_closed_channel_lost,
-    encode_connection_control,
-    encode_control_ack_nacks,
-    encode_control_acks,
-    encode_control_close,
-    encode_control_finish,
-    encode_control_message,
-    encode_control_sent_unreliable,
-)
 
 __all__ = [
     "CREATOR",
@@ -34,15 +23,6 @@ __all__ = [
     "ControlClose",
     "ControlFrame",
     "ControlFrameDecoder",
-    "encode_channel_control",
-    "encode_closed_channel_lost",
-    "encode_connection_control",
-    "encode_control_ack_nacks",
-    "encode_control_acks",
-    "encode_control_close",
-    "encode_control_finish",
-    "encode_control_message",
-    "encode_control_sent_unreliable",
 ]
 
 _Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]

@@ -55,17 +55,6 @@ from aqueduct._speedups.control_streams.control_encoder cimport (
     aligned,
 )
 
-from aqueduct._speedups.control_streams.control_encoder import (
-    encode_channel_control,
-    encode_closed_channel_lost,
-    encode_connection_control,
-    encode_control_ack_nacks,
-    encode_control_acks,
-    encode_control_close,
-    encode_control_finish,
-    encode_control_message,
-    encode_control_sent_unreliable,
-)
 from aqueduct.errors import FrameError, LimitExceeded, LocalProtocolError, SequenceError
 
 __all__ = [
@@ -80,15 +69,6 @@ __all__ = [
     "ControlClose",
     "ControlFrame",
     "ControlFrameDecoder",
-    "encode_channel_control",
-    "encode_closed_channel_lost",
-    "encode_connection_control",
-    "encode_control_ack_nacks",
-    "encode_control_acks",
-    "encode_control_close",
-    "encode_control_finish",
-    "encode_control_message",
-    "encode_control_sent_unreliable",
 ]
 
 cdef enum:

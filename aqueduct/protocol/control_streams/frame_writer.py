@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from aqueduct._speedups.control_streams import control_frames as codec
+from aqueduct._speedups.control_streams import control_encoder as encoder
 from aqueduct.errors import LocalProtocolError
 from aqueduct.protocol.common.events import Headers
 from aqueduct.protocol.common.receiver import ReceiverHalf
@@ -31,7 +31,7 @@ class ControlFrameWriter:
     ) -> None:
         """``header_blocks``: see ControlConnection."""
         self._outgoing = outgoing
-        outgoing.frames = codec.encode_control_message if header_blocks else _without_headers
+        outgoing.frames = encoder.encode_control_message if header_blocks else _without_headers
         self._bidi = bidi
 
     def describe(self, channel: int) -> str:
@@ -45,7 +45,7 @@ class ControlFrameWriter:
     def open(self, half: SenderHalf | ReceiverHalf) -> None:
         """Opens the control stream of a half that the peer has created (AQ0-25)."""
         if half.control is None:
-            half.control = self._bidi.open([codec.encode_channel_control(half.channel)], half)
+            half.control = self._bidi.open([encoder.encode_channel_control(half.channel)], half)
             if isinstance(half, SenderHalf):
                 half.control.speaker = half
 
@@ -105,7 +105,7 @@ class ControlFrameWriter:
 
     def announce(self, half: SenderHalf, count: int) -> None:
         """SentUnreliable (AQ0-22)."""
-        self._say(half, [codec.encode_control_sent_unreliable(count)])
+        self._say(half, [encoder.encode_control_sent_unreliable(count)])
 
     def finish(self, half: SenderHalf) -> None:
         """FinishSender, and the end of the stream of messages (AQ0-27)."""
@@ -136,11 +136,11 @@ class ControlFrameWriter:
             at += gap + length
         start, stop = half.numbers.ranges.first() or (0, 0)
         hole = 0 if start else stop
-        self._say(half, [codec.encode_control_acks(_alternating(spans, min(spans[0][0], hole)))])
+        self._say(half, [encoder.encode_control_acks(_alternating(spans, min(spans[0][0], hole)))])
 
     def ack_nacks(self, half: ReceiverHalf, ranges: tuple[int, ...]) -> None:
         """AckNackUnreliable."""
-        self._say(half, [codec.encode_control_ack_nacks(ranges)])
+        self._say(half, [encoder.encode_control_ack_nacks(ranges)])
 
     def close(self, half: ReceiverHalf) -> None:
         """The last acks, and CloseReceiver, which repeats all that were acked (AQ0-29, AQ0-R1)."""
@@ -150,8 +150,8 @@ class ControlFrameWriter:
         if half.unreliable is not None:
             varints = half.unreliable.take_last_acks()
             if varints:
-                frames.append(codec.encode_control_ack_nacks(varints))
-        frames.append(codec.encode_control_close(_alternating(half.numbers.kept(), 0)))
+                frames.append(encoder.encode_control_ack_nacks(varints))
+        frames.append(encoder.encode_control_close(_alternating(half.numbers.kept(), 0)))
         self._bidi.write(half.control, frames, fin=True)
 
     def end_receiver(self, half: ReceiverHalf, code: int) -> None:
@@ -166,7 +166,7 @@ class ControlFrameWriter:
 
     def _say_finish(self, half: SenderHalf) -> None:
         if half.control is not None:
-            frame = codec.encode_control_finish(half.numbers.next)
+            frame = encoder.encode_control_finish(half.numbers.next)
             self._bidi.write(half.control, [frame], fin=True)
 
     def _end(self, half: SenderHalf | ReceiverHalf, code: int) -> None:
@@ -186,7 +186,7 @@ def _without_headers(
             "messages of the control-stream draft have no headers; put them in the payload, or "
             "connect without dialect=control-streams"
         )
-    return codec.encode_control_message(channel, number, payload, attachments)
+    return encoder.encode_control_message(channel, number, payload, attachments)
 
 
 def _alternating(spans: Iterable[tuple[int, int]], start: int) -> list[int]:

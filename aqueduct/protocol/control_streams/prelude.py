@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from aqueduct._speedups.channels.encoder import VERSION
 from aqueduct._speedups.channels.sender import SendStream
-from aqueduct._speedups.control_streams import control_frames as codec
+from aqueduct._speedups.control_streams import control_encoder as encoder
 from aqueduct.errors import SequenceError
 from aqueduct.protocol.common.context import ConnectionContext
 from aqueduct.protocol.common.events import Headers, HeadersReceived
@@ -45,7 +45,7 @@ class ControlPrelude:
 
     def send(self, headers: Headers) -> None:
         """The connection headers of this side go out."""
-        frame = codec.encode_connection_control(headers)
+        frame = encoder.encode_connection_control(headers)
         if self._shared.side == 0:
             self._stream = self._bidi.open([frame], None)  # which puts Version before it
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aqueduct._speedups.channels.sender import SendStream
-from aqueduct._speedups.control_streams import control_frames as codec
+from aqueduct._speedups.control_streams import control_encoder as encoder
 from aqueduct.errors import ConnectionLost, LocalProtocolError, SequenceError
 from aqueduct.protocol.common.context import ConnectionContext
 from aqueduct.protocol.common.receiver import ReceiverHalf
@@ -148,7 +148,7 @@ class ControlRegistry(Registry):
     # Within
 
     def _say_lost(self, channel: int) -> None:
-        frame = codec.encode_closed_channel_lost(channel)
+        frame = encoder.encode_closed_channel_lost(channel)
         self._shared.outgoing.write(SendStream(None, control=True), [frame], fin=True)
 
     def _sends(self, channel: int) -> bool:

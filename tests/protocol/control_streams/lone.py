@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aqueduct._speedups.channels.encoder import VERSION
+from aqueduct._speedups.control_streams import control_encoder as encoder
 from aqueduct._speedups.control_streams import control_frames as codec
 from aqueduct.config import DEFAULT, Config
 from aqueduct.protocol.common import effects
@@ -17,7 +18,7 @@ from aqueduct.protocol.control_streams.connection import ControlConnection
 
 __all__ = ["GREETING", "Lone", "end_of", "frames_of", "message", "mine", "peers", "written"]
 
-GREETING = VERSION + codec.encode_connection_control(())
+GREETING = VERSION + encoder.encode_connection_control(())
 
 
 def mine(k: int) -> int:
@@ -32,7 +33,7 @@ def peers(k: int) -> int:
 
 def message(channel: int, number: int = 0, payload: Any = b"", attached: Any = ()) -> bytes:
     """A Message as bytes; ``attached`` are ids."""
-    return b"".join(map(bytes, codec.encode_control_message(channel, number, payload, attached)))
+    return b"".join(map(bytes, encoder.encode_control_message(channel, number, payload, attached)))
 
 
 def written(applied: list[effects.Effect], number: int) -> bytes:
@@ -143,7 +144,7 @@ class Lone:
         """The control stream of a channel that the core created."""
         number = peers(self._bidi)
         self.controls[number] = channel
-        return self.open(codec.encode_channel_control(channel), *parts, fin=fin)
+        return self.open(encoder.encode_channel_control(channel), *parts, fin=fin)
 
     def on(self, number: int, *parts: bytes, fin: bool = False) -> None:
         """More of a stream."""

@@ -9,6 +9,7 @@ import pytest
 
 from aqueduct._speedups.channels.encoder import VERSION
 from aqueduct._speedups.channels.frames import FinishSender, SentUnreliable
+from aqueduct._speedups.control_streams import control_encoder as encoder
 from aqueduct._speedups.control_streams import control_frames as codec
 from aqueduct.config import DEFAULT, Flow, Limits
 from aqueduct.errors import (
@@ -155,10 +156,10 @@ def test_a_second_control_stream_and_one_without_a_half_are_lost() -> None:
     second = lone.control(half.channel)
     assert lone.end(first) is None and lone.end(second) == 2
     assert (effects.STOP, second, 2) in lone.applied
-    lone.on(first, codec.encode_control_close(()), fin=True)
+    lone.on(first, encoder.encode_control_close(()), fin=True)
     third = lone.control(half.channel)
     assert lone.end(third) == 2
-    lone.on(third, codec.encode_control_acks((5,)))  # which nobody reads
+    lone.on(third, encoder.encode_control_acks((5,)))  # which nobody reads
     assert lone.code is None
 
 
@@ -230,7 +231,7 @@ def test_a_sender_reads_acks_from_the_lowest_number_that_was_not_acked() -> None
         ((1,), 4),  # 3; 6 to 9 are left
         ((4,), 0),
     ):
-        lone.on(control, codec.encode_control_acks(ranges))
+        lone.on(control, encoder.encode_control_acks(ranges))
         assert lone.sender.numbers.unacked == unacked
     assert lone.code is None
 
@@ -243,7 +244,7 @@ def test_datagrams_are_acked_and_nacked_in_time_from_where_the_last_frame_ended(
     control = mine(0)
     lone.datagram(message(0, 0))
     lone.datagram(message(0, 2))
-    lone.on(control, codec.encode_control_sent_unreliable(4))
+    lone.on(control, encoder.encode_control_sent_unreliable(4))
     lone.wait(DEFAULT.timing.receipt_deadline - 0.01)
     assert lone.frames(control) == [codec.ChannelControl(0)]
     lone.wait(0.02)
@@ -251,7 +252,7 @@ def test_datagrams_are_acked_and_nacked_in_time_from_where_the_last_frame_ended(
     # What was nacked is not processed when it comes late, and is not acked.
     lone.datagram(message(0, 1, b"late"))
     lone.datagram(message(0, 4, b"next"))
-    lone.on(control, codec.encode_control_sent_unreliable(1))
+    lone.on(control, encoder.encode_control_sent_unreliable(1))
     lone.wait(2)
     assert lone.frames(control)[2:] == [codec.ControlAckNacks((1,))]
     got = []
@@ -264,7 +265,7 @@ def test_datagrams_are_acked_and_nacked_in_time_from_where_the_last_frame_ended(
 def test_a_slow_network_has_two_round_trips() -> None:
     lone = Lone("server")
     lone.core.rtt_measured(3.0)
-    lone.on(mine(0), codec.encode_control_sent_unreliable(1))
+    lone.on(mine(0), encoder.encode_control_sent_unreliable(1))
     lone.wait(5.9)
     assert len(lone.frames(mine(0))) == 1
     lone.wait(0.2)
@@ -349,7 +350,10 @@ def test_a_receiver_waits_for_messages_and_gives_datagrams_their_time() -> None:
     control = mine(0)
     lone.say(message(0, 1, b"b"))
     lone.on(
-        control, codec.encode_control_sent_unreliable(2), codec.encode_control_finish(2), fin=True
+        control,
+        encoder.encode_control_sent_unreliable(2),
+        encoder.encode_control_finish(2),
+        fin=True,
     )
     lone.datagram(message(0, 1, b"d"))
     lone.say(message(0, 0, b"a"))
@@ -380,7 +384,7 @@ def test_a_close_repeats_every_ack_from_zero() -> None:
     lone.say(message(0, 6))
     for number in (1, 3):
         lone.datagram(message(0, number))
-    lone.on(mine(0), codec.encode_control_sent_unreliable(6))
+    lone.on(mine(0), encoder.encode_control_sent_unreliable(6))
     lone.close(lone.receiver)
     assert lone.frames(mine(0))[2:] == [
         codec.ControlAckNacks((0, 1, 1, 1, 1)),  # 4 and 5 are left to the close
@@ -424,7 +428,7 @@ def test_a_close_waits_for_the_control_stream() -> None:
     assert lone.end(control) == "fin"
     assert lone.core.channels == 1
     # What its sender still says is not heard.
-    lone.on(control, codec.encode_control_sent_unreliable(9), codec.encode_control_finish(0))
+    lone.on(control, encoder.encode_control_sent_unreliable(9), encoder.encode_control_finish(0))
     assert lone.code is None
 
 
@@ -437,9 +441,9 @@ def test_a_sender_works_through_the_close_ends_and_lets_its_streams_go() -> None
     inner = [attach(keep_sender=True) for _ in range(3)]
     for each in inner:
         lone.send(lone.sender, b"", each)
-    lone.on(control, codec.encode_control_acks((1,)))
+    lone.on(control, encoder.encode_control_acks((1,)))
     # 0 is acked again, which is no fault here, and 1 is not; the rest is nacked.
-    lone.on(control, codec.encode_control_close((1, 1, 1)), fin=True)
+    lone.on(control, encoder.encode_control_close((1, 1, 1)), fin=True)
     assert isinstance(lone.sender.error, ReceiverClosed)
     assert lone.end(control) == "fin" and lone.end(0) == 1
     states = [each.half.state.name for each in inner]  # type: ignore[union-attr]
@@ -454,8 +458,8 @@ def test_a_negative_range_over_what_was_acked_is_ignored() -> None:
     inner = attach(keep_sender=True)
     lone.send(lone.sender, b"", inner)
     lone.send(lone.sender, b"")
-    lone.on(control, codec.encode_control_acks((1,)))
-    lone.on(control, codec.encode_control_close((0, 1, 1)), fin=True)
+    lone.on(control, encoder.encode_control_acks((1,)))
+    lone.on(control, encoder.encode_control_close((0, 1, 1)), fin=True)
     assert lone.code is None
     assert isinstance(inner.half, SenderHalf)
     assert inner.half.error is None and inner.half.accessible
@@ -469,7 +473,7 @@ def test_success_is_a_finish_and_everything_settled() -> None:
         lone.send(lone.sender)
         lone.send(lone.sender)
         lone.finish(lone.sender)
-        lone.on(control, codec.encode_control_close(ranges), fin=True)
+        lone.on(control, encoder.encode_control_close(ranges), fin=True)
         assert type(lone.sender.error) is (error or type(None))
 
 
@@ -490,7 +494,7 @@ def test_a_cancel_resets_the_control_stream_and_the_messages() -> None:
         lone.send(lone.sender)
     # Its state stays until the receiver has closed.
     assert lone.core.channels == 1
-    lone.on(control, codec.encode_control_close(()), fin=True)
+    lone.on(control, encoder.encode_control_close(()), fin=True)
     assert lone.core.channels == 0
 
 
@@ -536,7 +540,7 @@ def test_a_cancel_may_follow_a_finish() -> None:
     lone.say(message(0, 0, b"taken"))
     assert lone.take(lone.receiver) is not None
     lone.say(message(0, 1, b"dropped", [1]))
-    lone.on(mine(0), codec.encode_control_finish(3))
+    lone.on(mine(0), encoder.encode_control_finish(3))
     lone.reset(mine(0), 1)
     assert lone.code is None and isinstance(lone.receiver.error, Cancelled)
     assert lone.take(lone.receiver) is None
@@ -559,7 +563,7 @@ def test_who_opened_the_control_stream_resets_it_when_its_first_frame_is_there(h
     if how == "written":
         lone.leaves()
     else:
-        lone.on(mine(1), codec.encode_control_close(())[:1])
+        lone.on(mine(1), encoder.encode_control_close(())[:1])
     assert lone.end(mine(1)) == 1
 
 
@@ -633,8 +637,11 @@ def test_a_oneshot_by_datagram_is_announced_and_finished_with_zero() -> None:
 @pytest.mark.parametrize(
     ("frames", "error"),
     [
-        ([codec.encode_control_finish(0)], Cancelled),
-        ([codec.encode_control_sent_unreliable(1), codec.encode_control_finish(0)], MessageLost),
+        ([encoder.encode_control_finish(0)], Cancelled),
+        (
+            [encoder.encode_control_sent_unreliable(1), encoder.encode_control_finish(0)],
+            MessageLost,
+        ),
     ],
 )
 def test_a_oneshot_without_its_message(frames: list[bytes], error: type[Exception]) -> None:
@@ -655,7 +662,7 @@ def test_a_oneshot_receiver_closes_with_its_message_before_it_is_attached() -> N
     assert isinstance(half.error, Finished)
     got = lone.take(half)
     assert got is not None and bytes(got.payload) == b"x"
-    control = lone.control(half.channel, codec.encode_control_finish(1), fin=True)
+    control = lone.control(half.channel, encoder.encode_control_finish(1), fin=True)
     assert lone.frames(control) == [codec.ControlClose((1,))]
     assert lone.code is None and lone.core.channels == 1
 
@@ -709,7 +716,7 @@ def test_what_was_here_whole_can_be_read_after_the_end() -> None:
     lone = Lone("server", tight())
     for number in range(4):
         lone.say(message(0, number, bytes(3000)))
-    lone.on(mine(0), codec.encode_control_finish(4), fin=True)
+    lone.on(mine(0), encoder.encode_control_finish(4), fin=True)
     lone.core.connection_lost(ConnectionLost("the network is gone"))
     lone.apply()
     got = []
@@ -748,7 +755,7 @@ def test_a_sender_waits_at_so_many_unacknowledged_messages() -> None:
         assert lone.sender.writable
         lone.send(lone.sender)
     assert not lone.sender.writable
-    lone.control(0, codec.encode_control_acks((1,)))
+    lone.control(0, encoder.encode_control_acks((1,)))
     assert lone.sender.writable
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from aqueduct._speedups.channels.encoder import VERSION
 from aqueduct._speedups.channels.frames import FinishSender, Version
+from aqueduct._speedups.control_streams import control_encoder as encoder
 from aqueduct._speedups.control_streams import control_frames as codec
 from aqueduct.config import DEFAULT
 from aqueduct.errors import ConnectionLost, Finished, LocalProtocolError
@@ -61,7 +62,7 @@ def test_a_side_says_its_headers_once_and_on_that_stream(side: str) -> None:
     again.open(GREETING)
     assert again.code == 2
     twice = Lone(side)
-    twice.on(mine(0) if side == "client" else peers(0), codec.encode_connection_control(()))
+    twice.on(mine(0) if side == "client" else peers(0), encoder.encode_connection_control(()))
     assert twice.code == 2
     on_one_way = Lone(side)
     on_one_way.say(GREETING)
@@ -72,7 +73,7 @@ def test_a_side_says_its_headers_once_and_on_that_stream(side: str) -> None:
 def test_a_server_says_nothing_before_it_has_the_headers() -> None:
     lone = Lone("server", greet=False)
     lone.say(VERSION, message(0, 0, b"early", [8]), fin=False)
-    lone.open(VERSION, codec.encode_channel_control(2))
+    lone.open(VERSION, encoder.encode_channel_control(2))
     lone.datagram(VERSION, message(0, 0, b"loose"))
     assert not [effect for effect in lone.applied if effect[0] != effects.CREDIT]
     assert lone.core.receive(lone.receiver, 0.0) is None
@@ -124,7 +125,7 @@ def test_a_client_holds_back_what_overtakes_the_headers() -> None:
 def test_a_violation_behind_the_gate_stops_what_opened_it() -> None:
     lone = Lone(greet=False)
     lone.say(message(2, 0))  # the client never created this channel
-    headers = codec.encode_connection_control([(b"k", bytes(40 << 10))])
+    headers = encoder.encode_connection_control([(b"k", bytes(40 << 10))])
     lone.on(mine(0), VERSION, headers)
     assert lone.code == 2
     # No credit is given for the headers, and nothing else is said.
@@ -135,7 +136,7 @@ def test_a_violation_behind_the_gate_stops_what_opened_it() -> None:
 def test_control_streams_that_wait_keep_no_slots_of_messages_back() -> None:
     lone = Lone(greet=False)
     half = lone.create(keep_sender=False)
-    lone.control(half.channel, codec.encode_control_finish(1), fin=True)
+    lone.control(half.channel, encoder.encode_control_finish(1), fin=True)
     assert lone.core.incoming.extra == lone.core.held_streams == 0
     lone.say(message(half.channel, 0))
     assert lone.core.held_streams == 1
@@ -179,7 +180,7 @@ def test_a_server_refuses_what_begins_otherwise(what: str) -> None:
     if what == "uni":
         lone.say(message(0), fin=False)
     elif what == "bidi":
-        lone.open(codec.encode_channel_control(2))
+        lone.open(encoder.encode_channel_control(2))
     else:
         lone.datagram(message(0))
     assert lone.code == 2
@@ -190,7 +191,7 @@ def test_a_server_refuses_what_begins_otherwise(what: str) -> None:
 def test_version_may_begin_any_stream_later_too() -> None:
     lone = Lone()
     half = lone.create(keep_sender=True)
-    lone.controls[lone.open(VERSION, codec.encode_channel_control(half.channel))] = half.channel
+    lone.controls[lone.open(VERSION, encoder.encode_channel_control(half.channel))] = half.channel
     lone.on(mine(0))
     assert lone.code is None and half.control is not None
     server = Lone("server")

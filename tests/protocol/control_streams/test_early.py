@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aqueduct._speedups.channels.encoder import VERSION
-from aqueduct._speedups.control_streams import control_frames as codec
+from aqueduct._speedups.control_streams import control_encoder as encoder
 from aqueduct._speedups.loop.pump import Pump
 from aqueduct.carriers import memory
 from aqueduct.config import DEFAULT, Config, Limits
@@ -418,7 +418,9 @@ def test_headers_alone_may_be_above_the_limit() -> None:
     heavy.bidi_openable_changed(10, 0.0)
     (effect,) = heavy.effects_to_apply()
     assert effect[1] == mine(0)
-    assert codec.encode_connection_control(((b"k", bytes(100)),)) in b"".join(map(bytes, effect[2]))
+    assert encoder.encode_connection_control(((b"k", bytes(100)),)) in b"".join(
+        map(bytes, effect[2])
+    )
 
 
 @pytest.mark.requirement("AQ0-2")

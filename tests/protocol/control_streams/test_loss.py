@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from aqueduct._speedups.control_streams import control_encoder as encoder
 from aqueduct._speedups.control_streams import control_frames as codec
 from aqueduct.errors import Cancelled, Finished, LostInTransit, ReceiverClosed
 from aqueduct.protocol.common import effects
@@ -39,8 +40,8 @@ def told_lost(lone: Lone, since: int = 0) -> list[int]:
     return found
 
 
-NACK = codec.encode_control_ack_nacks((0, 1))
-ACK = codec.encode_control_ack_nacks((1,))
+NACK = encoder.encode_control_ack_nacks((0, 1))
+ACK = encoder.encode_control_ack_nacks((1,))
 
 
 @pytest.mark.requirement("AQ0-32")
@@ -51,7 +52,7 @@ def test_an_ack_on_a_reachable_channel_reaches_what_hangs_on_it() -> None:
     inner = carried(lone, outer, keep_sender=True, lossy=False)
     assert not outer.accessible and not inner.accessible
     control = lone.control(outer.channel)
-    lone.on(control, codec.encode_control_acks((1,)))
+    lone.on(control, encoder.encode_control_acks((1,)))
     assert not inner.accessible  # outer is not reachable itself
     assert lone.core.pending_channels() == {outer.channel, inner.channel}
     lone.on(entry, ACK)
@@ -86,7 +87,7 @@ def test_a_nack_loses_an_attached_half(keep_sender: bool) -> None:
     assert told_lost(lone) == []
     assert lone.core.channels == 1
     # Whatever its control stream still says is ignored.
-    lone.on(control, codec.encode_control_close(()) if keep_sender else b"\x07\x00", fin=True)
+    lone.on(control, encoder.encode_control_close(()) if keep_sender else b"\x07\x00", fin=True)
     assert lone.code is None
 
 
@@ -116,7 +117,7 @@ def test_a_half_that_has_ceased_is_told_by_a_frame_of_its_own(keep_sender: bool)
     half = carried(lone, lone.sender, keep_sender=keep_sender)
     control = lone.control(half.channel)
     if keep_sender:
-        lone.on(control, codec.encode_control_close(()), fin=True)
+        lone.on(control, encoder.encode_control_close(()), fin=True)
     else:
         lone.close(half)
     assert lone.end(control) == "fin" and lone.core.channels == 1
@@ -130,8 +131,8 @@ def test_once_reachable_nothing_is_told() -> None:
     lone = Lone()
     half = carried(lone, lone.sender, keep_sender=True)
     control = lone.control(half.channel)
-    lone.on(control, codec.encode_control_close(()), fin=True)
-    lone.on(lone.control(0, ACK), codec.encode_control_close(()), fin=True)
+    lone.on(control, encoder.encode_control_close(()), fin=True)
+    lone.on(lone.control(0, ACK), encoder.encode_control_close(()), fin=True)
     assert told_lost(lone) == []
 
 
@@ -142,7 +143,7 @@ def test_the_links_of_a_sender_that_has_ceased_still_decide(reached: bool) -> No
     outer = carried(lone, lone.sender, keep_sender=True)
     inner = carried(lone, outer, keep_sender=True, lossy=False)
     control = lone.control(outer.channel)
-    lone.on(control, codec.encode_control_close((1,)), fin=True)  # outer ceases, inner was acked
+    lone.on(control, encoder.encode_control_close((1,)), fin=True)  # outer ceases, inner was acked
     assert inner.error is None
     lone.control(0, ACK if reached else NACK)
     if reached:
@@ -162,7 +163,7 @@ def test_a_cascade_goes_through_halves_that_live_and_that_have_ceased() -> None:
         halves.append(half)
         controls.append(lone.control(half.channel))
     for k in (1, 3, 5):  # these cease, and had acked what they carried
-        lone.on(controls[k - 1], codec.encode_control_close((1,)), fin=True)
+        lone.on(controls[k - 1], encoder.encode_control_close((1,)), fin=True)
     last = carried(lone, halves[6], keep_sender=False, lossy=False)
     lone.control(0, NACK)
     assert sorted(told_lost(lone)) == [halves[k].channel for k in (1, 3, 5)]
@@ -191,7 +192,7 @@ def test_what_becomes_reachable_in_a_row_of_any_length_takes_no_stack() -> None:
         half = carried(lone, half, keep_sender=True, lossy=not depth)
         halves.append(half)
     for each in halves[:-1]:
-        lone.control(each.channel, codec.encode_control_acks((1,)))
+        lone.control(each.channel, encoder.encode_control_acks((1,)))
     lone.control(0, ACK)
     lone.wait(0)  # so many frames are not read in one turn
     assert all(each.accessible for each in halves)
@@ -248,10 +249,10 @@ def test_a_channel_of_the_peer_is_never_told_lost_by_a_frame() -> None:
 def test_what_was_finished_within_a_dropped_message_is_dropped_too() -> None:
     lone = Lone("server")
     lone.say(message(8, 0, b"", [16]))
-    lone.on(mine(1), codec.encode_control_finish(1), fin=True)  # it has ended, and waits
+    lone.on(mine(1), encoder.encode_control_finish(1), fin=True)  # it has ended, and waits
     lone.say(message(16, 0, bytes(1000)))
     assert lone.core.channels == 3
-    lone.say(codec.encode_closed_channel_lost(8))
+    lone.say(encoder.encode_closed_channel_lost(8))
     assert lone.core.channels == 1
     assert lone.end(mine(2)) == 2
     assert lone.core.snapshot()["budget_used_bytes"] == 0
@@ -262,7 +263,7 @@ def test_what_was_finished_within_a_dropped_message_is_dropped_too() -> None:
 def test_closed_channel_lost_takes_a_channel_that_nobody_got() -> None:
     lone = Lone("server")
     lone.say(message(8, 0, b"before its carrier"))
-    lone.say(codec.encode_closed_channel_lost(8))
+    lone.say(encoder.encode_closed_channel_lost(8))
     assert lone.core.channels == 1
     assert lone.end(mine(1)) == 2
     # Neither a late message nor the late carrier makes it live again.
@@ -308,8 +309,8 @@ def test_a_ghost_of_the_peer_is_sent_away() -> None:
     lone = Lone()
     half = lone.create(keep_sender=True)
     lone.send(half, b"x")
-    lone.on(lone.control(half.channel), codec.encode_control_close((1,)), fin=True)
-    ghost = lone.control(half.channel, codec.encode_control_acks((1,)))
+    lone.on(lone.control(half.channel), encoder.encode_control_close((1,)), fin=True)
+    ghost = lone.control(half.channel, encoder.encode_control_acks((1,)))
     assert lone.end(ghost) == 2
     assert lone.code is None
 
@@ -337,7 +338,7 @@ def test_a_close_loses_what_it_does_not_ack() -> None:
     lone = Lone()
     inner = carried(lone, lone.sender, keep_sender=True, lossy=False)
     loose = carried(lone, lone.sender, keep_sender=True)
-    lone.control(0, codec.encode_control_close(()), fin=True)
+    lone.control(0, encoder.encode_control_close(()), fin=True)
     assert isinstance(lone.sender.error, ReceiverClosed)
     assert isinstance(inner.error, LostInTransit) and isinstance(loose.error, LostInTransit)
     assert lone.core.channels == 0
@@ -357,7 +358,7 @@ def test_a_dropped_attachment_is_closed_or_cancelled_not_lost() -> None:
 def test_a_channel_that_ended_before_its_carrier_is_given_as_it_ended() -> None:
     lone = Lone("server")
     lone.say(message(8, 0, b"all"))
-    lone.on(mine(1), codec.encode_control_finish(1), fin=True)
+    lone.on(mine(1), encoder.encode_control_finish(1), fin=True)
     lone.say(message(16, 0, b"dropped"))
     lone.reset(mine(2), 1)
     lone.say(message(0, 0, b"", [8, 16]))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aqueduct._speedups.channels.encoder import VERSION
-from aqueduct._speedups.control_streams import control_frames as codec
+from aqueduct._speedups.control_streams import control_encoder as encoder
 from aqueduct.protocol.common import effects
 from aqueduct.protocol.common.registry import Attach
 from aqueduct.protocol.common.send_streams import STALLED_ALLOWANCE
@@ -109,15 +109,15 @@ trick = TRICKS.add
 @trick("opens a control stream for an id of its own", "AQ0-25", size=3, memory=BASE, code=2)
 def control_of_its_own(attacker: Attacker, n: int) -> None:
     for index in range(n):
-        attacker.open(codec.encode_channel_control(8 * (index + 1)))
+        attacker.open(encoder.encode_channel_control(8 * (index + 1)))
 
 
 @trick("opens many control streams for one channel", "AQ0-25", to="client", size=300, memory=BASE)
 def many_for_one(attacker: Attacker, n: int) -> None:
     half = attacker.create(keep_sender=True)
-    attacker.open(codec.encode_channel_control(half.channel))
+    attacker.open(encoder.encode_channel_control(half.channel))
     for _ in range(n):
-        lost = attacker.open(codec.encode_channel_control(half.channel))
+        lost = attacker.open(encoder.encode_channel_control(half.channel))
         attacker.reset(lost, 2)  # its carrier does so when it is told to stop
     assert attacker.ends == {2: n}
     assert attacker.core.snapshot()["streams_in"] == 2
@@ -127,17 +127,17 @@ def many_for_one(attacker: Attacker, n: int) -> None:
 @trick("goes on with control streams that were reset", "AQ0-25", to="client", size=300, memory=BASE)
 def goes_on_with_the_lost(attacker: Attacker, n: int) -> None:
     half = attacker.create(keep_sender=True)
-    attacker.open(codec.encode_channel_control(half.channel))
-    lost = attacker.open(codec.encode_channel_control(half.channel))
+    attacker.open(encoder.encode_channel_control(half.channel))
+    lost = attacker.open(encoder.encode_channel_control(half.channel))
     for _ in range(n):
-        attacker.on(lost, codec.encode_control_acks((9,)))
+        attacker.on(lost, encoder.encode_control_acks((9,)))
     assert attacker.ends == {2: 1}
 
 
 @trick("opens control streams for what was never created", to="client", size=3, memory=BASE, code=2)
 def control_of_the_unborn(attacker: Attacker, n: int) -> None:
     for index in range(n):
-        attacker.open(codec.encode_channel_control(8 * (index + 1)))
+        attacker.open(encoder.encode_channel_control(8 * (index + 1)))
 
 
 @trick(
@@ -149,14 +149,14 @@ def control_of_the_unborn(attacker: Attacker, n: int) -> None:
     memory=BASE + channels(500),
 )
 def opens_none(attacker: Attacker, n: int) -> None:
-    entry = attacker.open(codec.encode_channel_control(0))
+    entry = attacker.open(encoder.encode_channel_control(0))
     for _ in range(n):
         if attacker.core.channels >= SMALL.limits.channels:
             with pytest.raises(Exception, match="Limits"):
                 attacker.create(keep_sender=False)
             break
         attacker.close(attacker.create(keep_sender=False))
-        attacker.on(entry, codec.encode_control_acks((1,)))
+        attacker.on(entry, encoder.encode_control_acks((1,)))
     assert attacker.core.channels == SMALL.limits.channels
 
 
@@ -164,7 +164,7 @@ def opens_none(attacker: Attacker, n: int) -> None:
 def behind_the_end(attacker: Attacker, n: int) -> None:
     half = attacker.create(keep_sender=True)
     control = attacker.open(
-        codec.encode_channel_control(half.channel), codec.encode_control_close(()), fin=True
+        encoder.encode_channel_control(half.channel), encoder.encode_control_close(()), fin=True
     )
     for _ in range(n):
         attacker.reset(control, 1)
@@ -175,9 +175,9 @@ def behind_the_end(attacker: Attacker, n: int) -> None:
 def frames_behind_the_close(attacker: Attacker, n: int) -> None:
     for _ in range(n):
         attacker.open(
-            codec.encode_channel_control(0),
-            codec.encode_control_close(()),
-            codec.encode_control_close(()),
+            encoder.encode_channel_control(0),
+            encoder.encode_control_close(()),
+            encoder.encode_control_close(()),
         )
 
 
@@ -258,7 +258,7 @@ def opens_and_loses(attacker: Attacker, n: int) -> None:
 @trick("ClosedChannelLost for anything", "AQ0-17", "AQ0-33", size=400, memory=BASE)
 def lost_for_anything(attacker: Attacker, n: int) -> None:
     for index in range(1, n + 1):
-        attacker.say(codec.encode_closed_channel_lost((index * 7 << 3) | index % 2))
+        attacker.say(encoder.encode_closed_channel_lost((index * 7 << 3) | index % 2))
     assert attacker.core.channels == 1
     assert attacker.core._registry._destroyed.ranges <= 2 * SMALL.limits.destroyed_ranges
 
@@ -274,7 +274,7 @@ def attachment_bomb(attacker: Attacker, n: int) -> None:
 )
 def messages_for_the_dead(attacker: Attacker, n: int) -> None:
     half = attacker.create(keep_sender=False)
-    attacker.open(codec.encode_channel_control(half.channel))
+    attacker.open(encoder.encode_channel_control(half.channel))
     attacker.close(half)
     before = attacker.answered
     for number in range(n):
@@ -290,7 +290,7 @@ def messages_for_the_dead(attacker: Attacker, n: int) -> None:
 @trick("100,000 tiny acks", "AQ0-26", to="client", size=50_000, memory=BASE)
 def tiny_acks(attacker: Attacker, n: int) -> None:
     attacker.send(attacker.sender)
-    control = attacker.open(codec.encode_channel_control(0))
+    control = attacker.open(encoder.encode_channel_control(0))
     empty = b"\x05\x02\x00\x01"  # not acked: it says nothing
     for _ in range(0, n, 1000):
         attacker.pour(control, empty * 1000)
@@ -307,22 +307,22 @@ def tiny_acks(attacker: Attacker, n: int) -> None:
 )
 def large_ack(attacker: Attacker, n: int) -> None:
     for _ in range(n):
-        control = attacker.open(codec.encode_channel_control(0), b"\x05\x80\x80\x0f")
+        control = attacker.open(encoder.encode_channel_control(0), b"\x05\x80\x80\x0f")
         attacker.pour(control, b"\x01" * 245_760)
 
 
 @trick("acks above the limit", "AQ0-R16", to="client", size=1, memory=BASE + 3 * MiB, code=5)
 def ack_bomb(attacker: Attacker, n: int) -> None:
     for _ in range(n):
-        control = attacker.open(codec.encode_channel_control(0), b"\x05\x80\xea\x30")
+        control = attacker.open(encoder.encode_channel_control(0), b"\x05\x80\xea\x30")
         attacker.pour(control, b"\x81\x01" * 400_000)
 
 
 @trick("acks what was never sent", "AQ0-26", to="client", size=3, memory=BASE, code=2)
 def acks_unsent(attacker: Attacker, n: int) -> None:
-    control = attacker.open(codec.encode_channel_control(0))
+    control = attacker.open(encoder.encode_channel_control(0))
     for number in range(n):
-        attacker.on(control, codec.encode_control_acks((number + 1,)))
+        attacker.on(control, encoder.encode_control_acks((number + 1,)))
 
 
 @trick("leaves holes in the numbers", "AQ0-R16", size=150, memory=BASE + 400 * KiB, code=5)
@@ -337,7 +337,7 @@ def holes(attacker: Attacker, n: int) -> None:
 @trick("announces datagrams one by one", "AQ0-26", "AQ0-22", size=400, memory=BASE)
 def announcements(attacker: Attacker, n: int) -> None:
     for _ in range(n):
-        attacker.on(mine(0), codec.encode_control_sent_unreliable(1))
+        attacker.on(mine(0), encoder.encode_control_sent_unreliable(1))
         attacker.now += 0.0001
     attacker.wait(3)
 
@@ -487,7 +487,7 @@ def test_ten_thousand_channels_that_stay_detached_cost_little_each() -> None:
     assert lone.core.channels == 10_001
     assert used < 10_000 * 2 * KiB
     assert lone.core.next_deadline() is None
-    lone.open(codec.encode_channel_control(0), codec.encode_control_close(()), fin=True)
+    lone.open(encoder.encode_channel_control(0), encoder.encode_control_close(()), fin=True)
     assert lone.core.channels == 0  # all of them were lost with the entrypoint
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aqueduct._speedups.channels.encoder import VERSION
-from aqueduct._speedups.control_streams import control_frames as codec
+from aqueduct._speedups.control_streams import control_encoder as encoder
 from aqueduct.config import DEFAULT, Limits
 from tests.protocol.control_streams.lone import Lone, message, mine
 
@@ -51,23 +51,23 @@ def message_on_control(lone: Lone) -> None:
 @violation("a ChannelControl on a one-way stream", "AQ0-25", "AQ0-12", to="client")
 def control_on_uni(lone: Lone) -> None:
     half = lone.create(keep_sender=True)
-    lone.say(codec.encode_channel_control(half.channel))
+    lone.say(encoder.encode_channel_control(half.channel))
 
 
 @violation("a ChannelControl in an answer", "AQ0-12")
 def control_in_answer(lone: Lone) -> None:
-    lone.on(mine(0), codec.encode_channel_control(2))
+    lone.on(mine(0), encoder.encode_channel_control(2))
 
 
 @violation("a second ChannelControl on a stream", "AQ0-12", to="client")
 def control_twice(lone: Lone) -> None:
     half = lone.create(keep_sender=True)
-    lone.control(half.channel, codec.encode_channel_control(half.channel))
+    lone.control(half.channel, encoder.encode_channel_control(half.channel))
 
 
 @violation("a frame of a channel on a stream without ChannelControl", "AQ0-14")
 def no_control(lone: Lone) -> None:
-    lone.open(codec.encode_control_sent_unreliable(1))
+    lone.open(encoder.encode_control_sent_unreliable(1))
 
 
 @violation("a Version in the middle", "AQ0-10")
@@ -77,47 +77,47 @@ def version_in_the_middle(lone: Lone) -> None:
 
 @violation("FinishSender from the receiver", "AQ0-14", to="client")
 def finish_from_receiver(lone: Lone) -> None:
-    lone.control(0, codec.encode_control_finish(0))
+    lone.control(0, encoder.encode_control_finish(0))
 
 
 @violation("acks from the sender", "AQ0-15")
 def acks_from_sender(lone: Lone) -> None:
-    lone.on(mine(0), codec.encode_control_acks((1,)))
+    lone.on(mine(0), encoder.encode_control_acks((1,)))
 
 
 @violation("something after FinishSender", "AQ0-14")
 def after_finish(lone: Lone) -> None:
-    lone.on(mine(0), codec.encode_control_finish(3), codec.encode_control_sent_unreliable(1))
+    lone.on(mine(0), encoder.encode_control_finish(3), encoder.encode_control_sent_unreliable(1))
 
 
 @violation("something after CloseReceiver", "AQ0-16", to="client")
 def after_close(lone: Lone) -> None:
-    lone.control(0, codec.encode_control_close(()), codec.encode_control_close(()))
+    lone.control(0, encoder.encode_control_close(()), encoder.encode_control_close(()))
 
 
 @violation("ClosedChannelLost beside another frame", "AQ0-17")
 def lost_not_alone(lone: Lone) -> None:
-    lone.say(message(0), codec.encode_closed_channel_lost(8))
+    lone.say(message(0), encoder.encode_closed_channel_lost(8))
 
 
 @violation("ClosedChannelLost in a datagram", "AQ0-17")
 def lost_in_datagram(lone: Lone) -> None:
-    lone.datagram(codec.encode_closed_channel_lost(8))
+    lone.datagram(encoder.encode_closed_channel_lost(8))
 
 
 @violation("control frames in a datagram", "AQ0-14")
 def control_in_datagram(lone: Lone) -> None:
-    lone.datagram(codec.encode_control_finish(0))
+    lone.datagram(encoder.encode_control_finish(0))
 
 
 @violation("headers of a server on a stream that it opened", "AQ0-19", to="client")
 def server_headers_elsewhere(lone: Lone) -> None:
-    lone.open(VERSION, codec.encode_connection_control(()))
+    lone.open(VERSION, encoder.encode_connection_control(()))
 
 
 @violation("headers in an answer on a control stream", "AQ0-19")
 def headers_in_answer(lone: Lone) -> None:
-    lone.on(mine(0), VERSION, codec.encode_connection_control(()))
+    lone.on(mine(0), VERSION, encoder.encode_connection_control(()))
 
 
 # ------------------------------------------------------------ ids
@@ -125,7 +125,7 @@ def headers_in_answer(lone: Lone) -> None:
 
 @violation("a ChannelControl for an id of one's own", "AQ0-25", "AQ0-R11")
 def control_of_own(lone: Lone) -> None:
-    lone.open(codec.encode_channel_control(8))
+    lone.open(encoder.encode_channel_control(8))
 
 
 @violation("a ChannelControl for what was never created", "AQ0-R14", to="client")
@@ -152,7 +152,7 @@ def message_the_wrong_way(lone: Lone) -> None:
 @violation("ClosedChannelLost for a channel of the receiver", "AQ0-R11", to="client")
 def lost_of_mine(lone: Lone) -> None:
     half = lone.create(keep_sender=True)
-    lone.say(codec.encode_closed_channel_lost(half.channel))
+    lone.say(encoder.encode_closed_channel_lost(half.channel))
 
 
 @violation("an attachment that the receiver created", "AQ0-24", to="client")
@@ -195,54 +195,54 @@ def number_twice(lone: Lone) -> None:
 @violation("acks of what was never sent", "AQ0-R16", "AQ0-26", to="client")
 def ack_unsent(lone: Lone) -> None:
     lone.send(lone.sender)
-    lone.control(0, codec.encode_control_acks((2,)))
+    lone.control(0, encoder.encode_control_acks((2,)))
 
 
 @violation("an ack twice", "AQ0-26", to="client")
 def ack_twice(lone: Lone) -> None:
     for _ in range(3):
         lone.send(lone.sender)
-    lone.control(0, codec.encode_control_acks((0, 1, 1)), codec.encode_control_acks((2,)))
+    lone.control(0, encoder.encode_control_acks((0, 1, 1)), encoder.encode_control_acks((2,)))
 
 
 @violation("acks of datagrams that were never sent", "AQ0-R16", to="client")
 def ack_unsent_datagrams(lone: Lone) -> None:
     lone.lossy(lone.sender)
-    lone.control(0, codec.encode_control_ack_nacks((1, 1)))
+    lone.control(0, encoder.encode_control_ack_nacks((1, 1)))
 
 
 @violation("acks of datagrams where none was sent", "AQ0-R16", to="client")
 def ack_no_datagrams(lone: Lone) -> None:
-    lone.control(0, codec.encode_control_ack_nacks((1,)))
+    lone.control(0, encoder.encode_control_ack_nacks((1,)))
 
 
 @violation("a close that acks what was never sent", "AQ0-30", "AQ0-R16", to="client")
 def close_unsent(lone: Lone) -> None:
-    lone.control(0, codec.encode_control_close((1,)))
+    lone.control(0, encoder.encode_control_close((1,)))
 
 
 @violation("more announced than there are numbers", "AQ0-14")
 def announced_too_much(lone: Lone) -> None:
     for _ in range(2):
-        lone.on(mine(0), codec.encode_control_sent_unreliable(2**64 - 1))
+        lone.on(mine(0), encoder.encode_control_sent_unreliable(2**64 - 1))
 
 
 @violation("FinishSender that counts less than came", "AQ0-28")
 def finish_too_low(lone: Lone) -> None:
     lone.say(message(0, 4))
-    lone.on(mine(0), codec.encode_control_finish(4))
+    lone.on(mine(0), encoder.encode_control_finish(4))
 
 
 @violation("a message beyond what FinishSender counts", "AQ0-28", "AQ0-27")
 def message_after_finish(lone: Lone) -> None:
-    lone.on(mine(0), codec.encode_control_finish(4))
+    lone.on(mine(0), encoder.encode_control_finish(4))
     lone.say(message(0, 4))
 
 
 @violation("two messages of a oneshot channel announced", "AQ0-R16")
 def oneshot_announced_twice(lone: Lone) -> None:
     lone.say(message(0, 0, b"", [12]))
-    lone.on(mine(1), *[codec.encode_control_sent_unreliable(1)] * 2)
+    lone.on(mine(1), *[encoder.encode_control_sent_unreliable(1)] * 2)
 
 
 @violation("a oneshot channel with a second number", "AQ0-R16")
@@ -253,7 +253,7 @@ def oneshot_number(lone: Lone) -> None:
 @violation("a oneshot channel that finishes with its datagram and a message", "AQ0-R16")
 def oneshot_both(lone: Lone) -> None:
     lone.say(message(0, 0, b"", [12]))
-    lone.on(mine(1), codec.encode_control_sent_unreliable(1), codec.encode_control_finish(1))
+    lone.on(mine(1), encoder.encode_control_sent_unreliable(1), encoder.encode_control_finish(1))
 
 
 # ------------------------------------------------------------ ends of streams
@@ -348,11 +348,11 @@ def test_a_fin_at_a_receiver_that_has_ceased_is_ignored() -> None:
 def test_what_a_control_stream_says_to_a_half_that_has_ceased_is_ignored() -> None:
     lone = Lone()
     lone.send(lone.sender)
-    control = lone.control(0, codec.encode_control_close((1,)), fin=True)
+    control = lone.control(0, encoder.encode_control_close((1,)), fin=True)
     assert lone.code is None and lone.end(control) == "fin"
     server = Lone("server")
     server.close(server.receiver)
-    server.on(mine(0), codec.encode_control_finish(99), fin=True)
+    server.on(mine(0), encoder.encode_control_finish(99), fin=True)
     server.say(message(0, 1000))
     assert server.code is None
 

@@ -18,6 +18,7 @@ from aqueduct._speedups.channels.frames import (
     SentUnreliable,
     Version,
 )
+from aqueduct._speedups.control_streams import control_encoder as encoder
 from aqueduct._speedups.control_streams import control_frames as codec
 from tests.reference.codec import Frame
 from tests.speedups.strategies import headers, numbers, payloads
@@ -124,17 +125,17 @@ def encode_one(frame: Frame) -> bytes:
         return VERSION
     if name == "Message":
         channel, num, attached, payload, *pairs = fields
-        parts = codec.encode_control_message(channel, num, payload, attached, *pairs)
+        parts = encoder.encode_control_message(channel, num, payload, attached, *pairs)
         return b"".join(map(bytes, parts))
     encoders: dict[str, Callable[..., bytes]] = {
-        "ConnectionControl": codec.encode_connection_control,
-        "ChannelControl": codec.encode_channel_control,
-        "SentUnreliable": codec.encode_control_sent_unreliable,
-        "FinishSender": codec.encode_control_finish,
-        "AckReliable": codec.encode_control_acks,
-        "AckNackUnreliable": codec.encode_control_ack_nacks,
-        "CloseReceiver": codec.encode_control_close,
-        "ClosedChannelLost": codec.encode_closed_channel_lost,
+        "ConnectionControl": encoder.encode_connection_control,
+        "ChannelControl": encoder.encode_channel_control,
+        "SentUnreliable": encoder.encode_control_sent_unreliable,
+        "FinishSender": encoder.encode_control_finish,
+        "AckReliable": encoder.encode_control_acks,
+        "AckNackUnreliable": encoder.encode_control_ack_nacks,
+        "CloseReceiver": encoder.encode_control_close,
+        "ClosedChannelLost": encoder.encode_closed_channel_lost,
     }
     return encoders[name](*fields)
 

@@ -19,7 +19,7 @@ from aqueduct._speedups.channels.frames import (
     SentUnreliable,
     Version,
 )
-from aqueduct._speedups.control_streams import control_frames as codec
+from aqueduct._speedups.control_streams import control_encoder as encoder
 from aqueduct._speedups.control_streams.control_frames import (
     ChannelControl,
     ClosedChannelLost,
@@ -53,7 +53,7 @@ def client_uni(**options: Any) -> ControlFrameDecoder:
 
 
 def message(channel: int, number: int, payload: Any = b"", attachments: Any = ()) -> bytes:
-    buffers = codec.encode_control_message(channel, number, payload, attachments)
+    buffers = encoder.encode_control_message(channel, number, payload, attachments)
     return b"".join(map(bytes, buffers))
 
 
@@ -126,18 +126,18 @@ def test_frames_are_values() -> None:
 def test_small_payloads_are_copied_and_large_ones_are_not() -> None:
     large, view = b"l" * COALESCE, memoryview(bytearray(COALESCE))
     before = bytes_copied()
-    buffers = codec.encode_control_message(8, 3, [b"a", b"b", large, b"c", view], [4, 12])
+    buffers = encoder.encode_control_message(8, 3, [b"a", b"b", large, b"c", view], [4, 12])
     assert bytes_copied() - before == 3
     assert buffers[0] == b"\x03\x08\x03\x02\x04\x0c" + b"\x83\x40" + b"ab"
     assert buffers[1] is large
     assert buffers[2] == b"c"
     assert buffers[3] is view
-    assert codec.encode_control_message(8, 3) == [b"\x03\x08\x03\x00\x00"]
-    assert codec.encode_control_message(8, 3, b"") == [b"\x03\x08\x03\x00\x00"]
+    assert encoder.encode_control_message(8, 3) == [b"\x03\x08\x03\x00\x00"]
+    assert encoder.encode_control_message(8, 3, b"") == [b"\x03\x08\x03\x00\x00"]
     column = piece_of(bytes(2 * COALESCE))
-    assert codec.encode_control_message(8, 3, column)[1] is column
+    assert encoder.encode_control_message(8, 3, column)[1] is column
     words = memoryview(bytearray(2 * COALESCE)).cast("Q")
-    (_, given) = codec.encode_control_message(8, 3, words)
+    (_, given) = encoder.encode_control_message(8, 3, words)
     assert (len(given), memoryview(given).obj) == (2 * COALESCE, words.obj)
 
 
@@ -156,18 +156,18 @@ def test_many_attachments_are_one_block() -> None:
 @requirement("AQ0-R12")
 def test_what_says_nothing_is_not_sent() -> None:
     with pytest.raises(LocalProtocolError, match="count 0 is never sent"):
-        codec.encode_control_sent_unreliable(0)
-    for encode in (codec.encode_control_acks, codec.encode_control_ack_nacks):
+        encoder.encode_control_sent_unreliable(0)
+    for encode in (encoder.encode_control_acks, encoder.encode_control_ack_nacks):
         with pytest.raises(LocalProtocolError, match="without ranges is never sent"):
             encode(())
-    assert codec.encode_control_close(()) == b"\x08\x00"
-    assert codec.encode_control_finish(0) == b"\x07\x00"
+    assert encoder.encode_control_close(()) == b"\x08\x00"
+    assert encoder.encode_control_finish(0) == b"\x07\x00"
 
 
 @requirement("AQ0-6")
 @pytest.mark.parametrize(
     "encode",
-    [codec.encode_control_acks, codec.encode_control_ack_nacks, codec.encode_control_close],
+    [encoder.encode_control_acks, encoder.encode_control_ack_nacks, encoder.encode_control_close],
 )
 def test_ranges_that_cannot_be_sent(encode: Any) -> None:
     for ranges in ((1, 0), (0, 1, 0, 1), (0, 0)):
@@ -187,20 +187,20 @@ def test_ranges_that_cannot_be_sent(encode: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: codec.encode_channel_control(-1), "the channel"),
-        (lambda: codec.encode_channel_control(1 << 64), "the channel"),
-        (lambda: codec.encode_closed_channel_lost(-1), "the channel"),
-        (lambda: codec.encode_control_message(-1, 0), "the channel"),
-        (lambda: codec.encode_control_message(0, HIGHEST), "the message number"),
-        (lambda: codec.encode_control_message(0, 0, b"", [0]), "entrypoint cannot be attached"),
-        (lambda: codec.encode_control_message(0, 0, b"", [8, 8]), "attached twice"),
-        (lambda: codec.encode_control_message(0, 0, b"", [8, 10]), "different creators"),
-        (lambda: codec.encode_control_message(0, 0, b"", [1 << 64]), "an attached channel"),
-        (lambda: codec.encode_control_finish(-1), "the count of messages"),
-        (lambda: codec.encode_control_sent_unreliable(1 << 64), "the count"),
-        (lambda: codec.encode_connection_control([(b"", b"")]), "must be ASCII and not empty"),
-        (lambda: codec.encode_connection_control([(b"\xff", b"")]), "must be ASCII"),
-        (lambda: codec.encode_connection_control([(b"k",)]), "must be"),  # type: ignore[list-item]
+        (lambda: encoder.encode_channel_control(-1), "the channel"),
+        (lambda: encoder.encode_channel_control(1 << 64), "the channel"),
+        (lambda: encoder.encode_closed_channel_lost(-1), "the channel"),
+        (lambda: encoder.encode_control_message(-1, 0), "the channel"),
+        (lambda: encoder.encode_control_message(0, HIGHEST), "the message number"),
+        (lambda: encoder.encode_control_message(0, 0, b"", [0]), "entrypoint cannot be attached"),
+        (lambda: encoder.encode_control_message(0, 0, b"", [8, 8]), "attached twice"),
+        (lambda: encoder.encode_control_message(0, 0, b"", [8, 10]), "different creators"),
+        (lambda: encoder.encode_control_message(0, 0, b"", [1 << 64]), "an attached channel"),
+        (lambda: encoder.encode_control_finish(-1), "the count of messages"),
+        (lambda: encoder.encode_control_sent_unreliable(1 << 64), "the count"),
+        (lambda: encoder.encode_connection_control([(b"", b"")]), "must be ASCII and not empty"),
+        (lambda: encoder.encode_connection_control([(b"\xff", b"")]), "must be ASCII"),
+        (lambda: encoder.encode_connection_control([(b"k",)]), "must be"),  # type: ignore[list-item]
     ],
 )
 def test_arguments_that_cannot_be_sent(call: Any, text: str) -> None:
@@ -210,11 +210,11 @@ def test_arguments_that_cannot_be_sent(call: Any, text: str) -> None:
 
 def test_arguments_of_a_wrong_type() -> None:
     for call in (
-        lambda: codec.encode_channel_control(0.5),  # type: ignore[arg-type]
-        lambda: codec.encode_control_message(0, None),  # type: ignore[arg-type]
-        lambda: codec.encode_control_message(0, 0, "text"),  # type: ignore[arg-type]
-        lambda: codec.encode_control_message(0, 0, b"", ["8"]),  # type: ignore[list-item]
-        lambda: codec.encode_connection_control([("k", "v")]),  # type: ignore[list-item]
+        lambda: encoder.encode_channel_control(0.5),  # type: ignore[arg-type]
+        lambda: encoder.encode_control_message(0, None),  # type: ignore[arg-type]
+        lambda: encoder.encode_control_message(0, 0, "text"),  # type: ignore[arg-type]
+        lambda: encoder.encode_control_message(0, 0, b"", ["8"]),  # type: ignore[list-item]
+        lambda: encoder.encode_connection_control([("k", "v")]),  # type: ignore[list-item]
     ):
         with pytest.raises(TypeError):
             call()
@@ -287,11 +287,11 @@ def test_who_did_not_create_the_channel_opens_its_control_stream(prefix: bytes) 
             decoder = ControlFrameDecoder(**options)
             assert decoder.channel == -1
             found: list[Frame] = []
-            read_into(found, decoder, [prefix + codec.encode_channel_control(channel)])
+            read_into(found, decoder, [prefix + encoder.encode_channel_control(channel)])
             assert found[-1] == ("ChannelControl", channel)
             assert decoder.channel == channel
             own = ids.make(from_server, sender, False, 9)
-            control = codec.encode_channel_control(own)
+            control = encoder.encode_channel_control(own)
             sequence_error(prefix + control, "created by its own side", **options)
         for kind in b"\x04\x05\x06\x07\x08":
             frame = bytes([kind, 0])
@@ -362,11 +362,11 @@ def test_each_half_says_what_is_its_own(carrier: str, from_server: bool) -> None
         creator = 1 - from_server if carrier == "opener" else from_server
         channel = ids.make(creator, sender, False, 3)
         options: dict[str, Any] = {"from_server": from_server, "carrier": carrier}
-        begin = codec.encode_channel_control(channel)
+        begin = encoder.encode_channel_control(channel)
         if carrier == "answer":
             options["channel"] = channel
             begin = b""
-            sequence_error(codec.encode_channel_control(channel), "only who opens", **options)
+            sequence_error(encoder.encode_channel_control(channel), "only who opens", **options)
         for kind in (*frames, *acks):
             data = bytes([kind, 1]) if kind in frames else bytes([kind, 1, 1])
             if (kind in frames) == (sender == from_server):
@@ -388,7 +388,7 @@ def test_a_lost_channel_is_alone_on_its_stream_and_from_its_creator() -> None:
     for from_server in (False, True):
         options: dict[str, Any] = {"from_server": from_server, "carrier": "uni"}
         for sender in (0, 1):
-            lost = codec.encode_closed_channel_lost(ids.make(from_server, sender, True, 4))
+            lost = encoder.encode_closed_channel_lost(ids.make(from_server, sender, True, 4))
             for prefix in (b"", VERSION):
                 decoder = ControlFrameDecoder(**options)
                 found: list[Frame] = []
@@ -399,7 +399,7 @@ def test_a_lost_channel_is_alone_on_its_stream_and_from_its_creator() -> None:
             first = message(ids.make(0, from_server, False, 2), 0)
             sequence_error(first + lost, "not alone", **options)
             sequence_error(lost + first, "which nothing may follow", **options)
-            other = codec.encode_closed_channel_lost(ids.make(1 - from_server, sender, False, 4))
+            other = encoder.encode_closed_channel_lost(ids.make(1 - from_server, sender, False, 4))
             sequence_error(other, "was not created by the side that sends it", **options)
 
 
@@ -504,7 +504,7 @@ def test_limits_of_messages(data: bytes, limit: dict[str, int], field: str) -> N
 
 @requirement("AQ0-R16")
 def test_limits_of_headers_and_ranges() -> None:
-    headers = codec.encode_connection_control([(b"key", b"v" * 40)])
+    headers = encoder.encode_connection_control([(b"key", b"v" * 40)])
     decoder = ControlFrameDecoder(from_server=False, carrier="opener", header_limit=44)
     with pytest.raises(LimitExceeded, match=r"Limits\.header_bytes"):
         read_into([], decoder, [VERSION + headers])
@@ -516,7 +516,7 @@ def test_limits_of_headers_and_ranges() -> None:
         decoder = ControlFrameDecoder(
             from_server=True, carrier="answer", channel=2, block_limit=most
         )
-        decoder.feed(codec.encode_control_acks([1] * 10))
+        decoder.feed(encoder.encode_control_acks([1] * 10))
         if most == 10:
             assert decoder.next() == ControlAcks((1,) * 10)
         else:
@@ -532,7 +532,7 @@ def test_a_declared_length_takes_no_memory() -> None:
                 decoder = client_uni(**limit)
                 decoder.auto_admit = 0
                 read = []
-                decoder.feed(head + codec.encode_control_finish(MiB - 30)[1:])
+                decoder.feed(head + encoder.encode_control_finish(MiB - 30)[1:])
                 before, _ = tracemalloc.get_traced_memory()
                 read.append(decoder.next())
                 assert tracemalloc.get_traced_memory()[0] - before < 10_000
@@ -782,7 +782,7 @@ def test_a_decoder_is_not_for_two_threads(attempts: int) -> None:
     payload = bytes(size)
     for _ in range(attempts):
         decoder = client_uni()
-        decoder.feed(message(8, 0, payload[:5000])[:4] + codec.encode_control_finish(size)[1:])
+        decoder.feed(message(8, 0, payload[:5000])[:4] + encoder.encode_control_finish(size)[1:])
         assert decoder.next() is None
         decoder.feed(payload)
         thread = threading.Thread(target=decoder.next)

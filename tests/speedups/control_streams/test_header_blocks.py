@@ -10,10 +10,8 @@ from hypothesis import given
 
 from aqueduct._speedups.base.buffers import AlignedBuffer, bytes_copied
 from aqueduct._speedups.channels.frames import MessageFrame, MessageHead
-from aqueduct._speedups.control_streams.control_frames import (
-    ControlFrameDecoder,
-    encode_control_message,
-)
+from aqueduct._speedups.control_streams.control_encoder import encode_control_message
+from aqueduct._speedups.control_streams.control_frames import ControlFrameDecoder
 from aqueduct.config import DEFAULT
 from aqueduct.errors import FrameError, LocalProtocolError
 from tests.reference.codec import header_data, varbytes, varint
