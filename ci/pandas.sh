@@ -7,7 +7,8 @@ wanted="pandas>=3,<4"
 place=build/pandas3
 if [ "$(cat "$place/wanted" 2>/dev/null)" != "$wanted" ]; then
     rm -rf "$place"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target "$place" "$wanted"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+        --no-deps --target "$place" "$wanted"
     echo "$wanted" >"$place/wanted"
 fi
 PYTHONPATH=$PWD/$place
