@@ -121,8 +121,12 @@ def measured(name: str, address: str, rows: int, repeat: int) -> None:
         for turn in range(repeat + 1):
             for job, work in made:
                 began, used = time.perf_counter(), cpu_seconds()
-                work()
-                row = {"cache": name, "job": job, "job_s": time.perf_counter() - began}
+                row: dict[str, Any] = {"cache": name, "job": job}
+                try:
+                    work()
+                except Exception as error:  # noqa: BLE001 - Spark fails here with some settings
+                    row["error"] = str(error).partition("\n")[0]
+                row["job_s"] = time.perf_counter() - began
                 row["cpu_s"] = cpu_seconds() - used
                 if turn:  # the first time workers start, and the JVM compiles
                     print(json.dumps(row), flush=True)
@@ -136,7 +140,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     for job in dict.fromkeys(row["job"] for row in rows):
         for name in CACHES:
             own = [row for row in rows if (row["job"], row["cache"]) == (job, name)]
-            if own:
+            if any("error" in row for row in own):
+                lines.append(f"| {job} | {name} | failed | |")
+            elif own:
                 seconds, cpu = (
                     statistics.median(row[key] for row in own) for key in ("job_s", "cpu_s")
                 )

@@ -146,8 +146,7 @@ class ColumnExchange(PickledFunction):
     def __call__(self, arrays: Iterator[tuple[pa.Array, ...]]) -> Generator[pa.Array]:
         """The one column of the handler's answers, as many rows as were given."""
         answers, limit = self._answers(arrays), idle_limit()
-        # Where Spark pairs whole batches, an array without rows would be the answer to one.
-        if limit is None or local_property(_PAIRED) == "true":
+        if limit is None or _paired():
             return answers
         return kept_awake(answers, limit, self._nothing)
 
@@ -196,6 +195,19 @@ class ColumnExchange(PickledFunction):
                     f"{len(self.columns)}: {', '.join(self.columns)}"
                 )
             yield pa.RecordBatch.from_arrays(list(given), names=list(self.columns))
+
+
+def _paired() -> bool:
+    """Whether Spark may pair whole batches: an array without rows would be the answer to one.
+
+    It does so by default since 4.2, where the input has columns in the JVM.
+    """
+    import pyspark
+
+    given = local_property(_PAIRED)
+    if given is None:
+        return tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
+    return given.lower() != "false"
 
 
 def _same(found: pa.DataType, wanted: pa.DataType) -> bool:

@@ -16,6 +16,7 @@ from tests.spark.services import NUMBERS, make
 SQL, CORE = TIMEOUTS
 BUFFER = 1 << 16
 LIMIT = 0.3
+PAIRED = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 
 
 @pytest.fixture
@@ -146,7 +147,7 @@ def test_a_declared_schema_is_that_of_all_batches(task, address, service, go):
 
 
 def test_arrays_without_rows_come_to_functions_of_columns(task, address, service, go):
-    task({SQL: "300ms"})
+    task({SQL: "300ms", PAIRED: "false"})
     column = ColumnExchange(exchange(address, "slow", check_rows=True), ("id",), pa.int64())
     arrays = []
     for array in column(iter([(pa.array([1, 2]),), (pa.array([3]),)])):
@@ -157,8 +158,10 @@ def test_arrays_without_rows_come_to_functions_of_columns(task, address, service
     assert len(arrays) > 2 and {array.type for array in arrays} == {pa.int64()}
 
 
-def test_none_come_where_spark_pairs_batches(task, address, service, go):
-    task({SQL: "300ms", "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "true"})
+@pytest.mark.parametrize("setting", [{}, {PAIRED: "true"}])
+def test_none_come_where_spark_may_pair_batches(task, address, service, go, setting):
+    """By default it may: an array without rows would be taken for the answer to a batch."""
+    task({SQL: "300ms", **setting})
     column = ColumnExchange(exchange(address, "slow", check_rows=True), ("id",), pa.int64())
     later = threading.Timer(1, go.set)
     later.start()
@@ -222,6 +225,7 @@ def test_a_step_that_does_not_end_is_left_behind(monkeypatch, caplog):
 def test_spark_ends_no_worker_whose_service_is_slow(spark, running, service):
     """The slow handler is slower than Spark is patient, here with each way to call it."""
     settings = {SQL: "12s", "spark.sql.execution.pyspark.udf.killOnIdleTimeout": "true"}
+    settings[PAIRED] = "false"
     register(spark)
 
     @service.handler("later", input=NUMBERS, output=NUMBERS)
