@@ -25,6 +25,8 @@ def task(monkeypatch):
     pyspark = pytest.importorskip("pyspark")
 
     def begin(properties):
+        # To make a context sets it, too: first what is to be there again afterwards.
+        monkeypatch.setattr(pyspark.TaskContext, "_taskContext", None)
         context = pyspark.TaskContext()
         context._localProperties = properties
         context._partitionId, context._stageId = 0, 0

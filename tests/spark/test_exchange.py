@@ -51,15 +51,17 @@ def test_answers_come_in_the_order_of_the_input(address):
 def test_a_batch_and_a_table_are_exchanged_like_a_list_of_batches(address):
     (batch,) = numbers(3)
     call = exchange(address, "double")
-    for given in (batch, pa.Table.from_batches([batch]), [batch], (batch,)):
+    table = pa.Table.from_batches([batch])
+    for given in (batch, table, [batch], (batch,)):
         assert ids(call(given)) == [0, 2, 4]
+    with pytest.raises(ConfigError, match="a pyarrow.RecordBatch is wanted, got Table"):
+        list(call([table]))
 
 
 @pytest.mark.parametrize(
     ("given", "advice"),
     [
         ([1], "got int in a list"),
-        ([pa.table({"id": [1]})], "a Table gives its batches by to_batches"),
         (5, "exchange: what is exchanged is 5; it must be record batches"),
         ("abc", "is 'abc'; it must be record batches"),
         ({"id": [1]}, "it must be record batches"),
