@@ -18,6 +18,7 @@ __all__ = [
     "ArrowArrayTable",
     "ArrowStreamTable",
     "as_batch",
+    "as_batches",
     "fitted",
     "has_batch",
     "has_stream",
@@ -101,6 +102,23 @@ def as_batch(given: Any, *, where: str) -> pa.RecordBatch:
         return pa.record_batch(given)
     except (pa.ArrowInvalid, ValueError, TypeError) as error:
         raise _not_a_table(given, where, error) from error
+
+
+def as_batches(given: Any, schema: pa.Schema | None, *, where: str) -> list[pa.RecordBatch]:
+    """All batches of what ``has_batch`` is true of, at least one, in the layout of ``schema``.
+
+    ``where`` begins errors. Raises WrongType, and what the other library raises.
+    """
+    if has_stream(given):
+        reader = open_reader(given, where=where)
+        try:
+            found = list(reader) or [whole(reader.schema, [], where=where)]
+        finally:
+            if reader is not given:
+                reader.close()
+    else:
+        found = [as_batch(given, where=where)]
+    return found if schema is None else [fitted(batch, schema) for batch in found]
 
 
 def whole(schema: pa.Schema, batches: list[pa.RecordBatch], *, where: str) -> pa.RecordBatch:

@@ -18,6 +18,8 @@ from aqueduct.client.loop_balancer import LoopBalancer
 from aqueduct.client.stream import Stream
 from aqueduct.client.sync_stream import SyncStream
 from aqueduct.client.thread_balancer import ThreadBalancer
+from aqueduct.errors import LocalProtocolError
+from aqueduct.rpc.tracing import CallObservation
 
 __all__ = ["BalancedStream", "SyncBalancedStream"]
 
@@ -98,13 +100,15 @@ class SyncBalancedStream(SyncStream):
         check: Callable[[], object],
         handler: str,
         places: str,
+        seen: CallObservation | None = None,
     ) -> None:
-        """``check`` raises in a forked child."""
+        """``check`` raises in a forked child. ``seen`` is told of the end."""
         self._work = work
         self._numbers = numbers
         self._check = check
         self._handler = handler
         self._places = places
+        self._seen = seen
         self._line: deque[BatchAnswer] = deque()
         self._error: BaseException | None = None
         self.number = -1
@@ -169,6 +173,10 @@ class SyncBalancedStream(SyncStream):
         if not self._work.over:
             self._error = self._error or abandoned(self._places, self._handler)
             self._work.close()
+            if self._seen is not None:
+                with suppress(LocalProtocolError):  # in a forked child it is the parent's call
+                    self._check()
+                    self._seen.ended(self._error)
 
     def __del__(self) -> None:
         if getattr(self, "_work", None) is not None:
@@ -181,8 +189,13 @@ class SyncBalancedStream(SyncStream):
             raise self._error
         self._check()
         try:
-            return self._work.advance()
+            answer = self._work.advance()
         except BaseException as error:
             self._error = error
             self._work.close()
+            if self._seen is not None:
+                self._seen.ended(error)
             raise
+        if self._seen is not None and self._work.over:
+            self._seen.ended(None)
+        return answer

@@ -708,13 +708,19 @@ class Batches:
         if isinstance(batches, StreamReader):
             batches.close()
 
+    def read(self, batch: Any) -> pa.RecordBatch:
+        """One batch as it is, or another library's table as one batch. Raises WrongType."""
+        if isinstance(batch, pa.RecordBatch):
+            return batch
+        return fitted(as_batch(batch, where=self._where), self.schema)
+
     def encode(self, batch: Any) -> Encoded:
         """The payload of one batch, or of another library's table, all of it as one batch.
 
         Raises WrongType, SchemaMismatch, LocalProtocolError and BatchTooLarge.
         """
         if not isinstance(batch, pa.RecordBatch) and has_batch(batch):
-            batch = fitted(as_batch(batch, where=self._where), self.schema)
+            batch = self.read(batch)
         encoded = self.encoder.encode(batch)
         if encoded.size > self.limit:
             raise BatchTooLarge(

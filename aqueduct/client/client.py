@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self, TypeAlias, Unpack, cast
 
 import pyarrow as pa
@@ -44,8 +45,9 @@ from aqueduct.client.endpoint_set import (
     Resolver,
     addresses_of,
 )
-from aqueduct.client.loop_balancer import LoopBalancer, LoopNews
+from aqueduct.client.loop_balancer import LoopBalancer, LoopNews, PreparedWork
 from aqueduct.client.loop_call import LoopCall
+from aqueduct.client.opening_call import NO_COLUMNS, OpeningCall, opens_slowly
 from aqueduct.client.options import (
     CallOptions,
     ExchangeOptions,
@@ -59,7 +61,7 @@ from aqueduct.client.options import (
 )
 from aqueduct.client.retry import may_pass
 from aqueduct.client.stream import Stream
-from aqueduct.client.stream_input import StreamInput, StreamReader, batch_apart
+from aqueduct.client.stream_input import batch_apart
 from aqueduct.client.unary import one_batch
 from aqueduct.client.writer import OnAck, Writer
 from aqueduct.closing import AsyncClosing
@@ -69,7 +71,7 @@ from aqueduct.errors import AqueductError, Busy, ConnectFailed, ConnectionLost, 
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.rpc.request import CallHead, Kind
 from aqueduct.rpc.threads import apart, check_patches
-from aqueduct.rpc.tracing import CallObserver, observed
+from aqueduct.rpc.tracing import CallObservation, CallObserver, Unobserved, observed
 
 __all__ = [
     "Client",
@@ -450,22 +452,51 @@ class Client(AsyncClosing):
         batches: Any,
         options: CallOptions,
         before: Callable[[Balancer], object] | None = None,
+        seen: CallObservation | None = None,
     ) -> BalancedStream:
-        """A call that goes where there is a connection. ``before`` says what was tried already."""
-        endpoints, schema = self._endpoints, None
-        seen = observed(None, handler, kind, self.address)
-        if seen is not None:
-            options = replace(options, headers=joined(seen, options.headers))
+        """A call that goes where there is a connection. ``before`` says what was tried already.
+
+        ``seen``: how the call is observed, if that is known.
+        """
+        prepare = partial(self._prepare, kind, handler, before=before, seen=seen)
+        if kind != "source" and opens_slowly(batches, options.schema):
+            # What is wrong with the arguments is said at once.
+            options.head(kind, handler, NO_COLUMNS, None).encode()
+            late = OpeningCall(batches, options, prepare, peer=self.address, handler=handler)
+            work = LoopBalancer(self._endpoints, late)
+            return BalancedStream(work, handler=handler, places=self.address)
+        prepared = prepare(batches, options)
+        try:
+            work = LoopBalancer(self._endpoints, prepared)
+        except BaseException as error:
+            if prepared.seen is not None:
+                prepared.seen.ended(error)
+            raise
+        return BalancedStream(work, handler=handler, places=self.address)
+
+    def _prepare(
+        self,
+        kind: Kind,
+        handler: str,
+        batches: Any,
+        options: CallOptions,
+        *,
+        before: Callable[[Balancer], object] | None,
+        seen: CallObservation | None,
+    ) -> PreparedWork:
+        """A call over connections, with all that is said of it. It begins to be observed."""
+        endpoints, schema, read = self._endpoints, None, None
         if kind != "source":
             limit = self.config.calls.batch_limit
             given = Batches(
                 batches, options.schema, handler=handler, peer=self.address, limit=limit
             )
-            batches, schema = given.batches, given.schema
-            if isinstance(batches, StreamReader):
-                batches = StreamInput.of(batches)
+            batches, schema, read = given.batches, given.schema, given.read
             if not hasattr(batches, "__aiter__"):
                 batches = iter(batches)
+        seen = seen or observed(endpoints.telemetry, handler, kind, self.address)
+        if seen is not None:
+            options = replace(options, headers=joined(seen, options.headers))
         spec = spec_of(kind, handler, options, self._policy)
 
         def make(news: LoopNews) -> Balancer:
@@ -482,8 +513,7 @@ class Client(AsyncClosing):
                 before(balancer)
             return balancer
 
-        work = LoopBalancer(endpoints, make, batches)
-        return BalancedStream(work, handler=handler, places=self.address)
+        return PreparedWork(make, batches, read, seen)
 
     def _ask(
         self, handler: str, batch: pa.RecordBatch, options: UnaryOptions
@@ -507,6 +537,24 @@ class Client(AsyncClosing):
         self, handler: str, batch: pa.RecordBatch, options: UnaryOptions
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
         """A call of one batch at whichever address has the fewest outstanding bytes."""
+        seen = observed(self._endpoints.telemetry, handler, "exchange", self.address)
+        if seen is None:
+            return await self._try_any(handler, batch, options, None)
+        try:
+            found = await self._try_any(handler, batch, options, seen)
+        except BaseException as error:
+            seen.ended(error)
+            raise
+        seen.ended(None)
+        return found
+
+    async def _try_any(
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        options: UnaryOptions,
+        seen: CallObservation | None,
+    ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
         endpoints = self._endpoints
         began = time.monotonic()
         if endpoints.stale:
@@ -514,15 +562,16 @@ class Client(AsyncClosing):
         endpoint = endpoints.best()
         before: Callable[[Balancer], object] | None = None
         if endpoint is not None and endpoint.link is not None:
+            attempt = None if seen is None else Unobserved(seen.headers)
             try:
-                return await endpoint.link.answer(handler, batch, options)
+                return await endpoint.link.answer(handler, batch, options, attempt)
             except AqueductError as error:
                 before = failed_before(error, endpoint)
         given = CallOptions(**read_arguments("call", **options), schema=batch.schema)
         if given.deadline is not None:
             left = cast("float", given.deadline) - (time.monotonic() - began)
             given = replace(given, deadline=max(left, 0.001))
-        stream = self._balanced("exchange", handler, (batch,), given, before)
+        stream = self._balanced("exchange", handler, (batch,), given, before, seen)
         return await everything(stream)
 
 

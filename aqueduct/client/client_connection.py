@@ -34,7 +34,7 @@ from aqueduct.rpc.deadline import ProgressTimer
 from aqueduct.rpc.keys import ALIVE, Headers
 from aqueduct.rpc.request import CallHead, Kind
 from aqueduct.rpc.threads import apart, provide
-from aqueduct.rpc.tracing import CallObservation, CallObserver, observed
+from aqueduct.rpc.tracing import CallObservation, CallObserver, Unobserved, observed
 
 __all__ = [
     "ClientConnection",
@@ -178,11 +178,18 @@ class ClientConnection:
         return source, lambda on_change: self.begin(head, window, on_change)
 
     async def answer(
-        self, handler: str, batch: pa.RecordBatch, options: UnaryOptions
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        options: UnaryOptions,
+        attempt: Unobserved | None = None,
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
-        """A call of one batch: the schema and the batches of its answer; see ``Client.call``."""
+        """A call of one batch: the schema and the batches of its answer; see ``Client.call``.
+
+        ``attempt``: the trace of a call that is observed elsewhere.
+        """
         self.connection.check_here()
-        seen = observed(self.telemetry, handler, "exchange", self.address)
+        seen = attempt or observed(self.telemetry, handler, "exchange", self.address)
         if seen is None:
             return await self._answer(handler, batch, options, None)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -18,6 +18,7 @@ from aqueduct.client.options import CallOptions
 from aqueduct.client.thread_call import Failed
 from aqueduct.errors import ConnectionLost
 from aqueduct.rpc.request import CallHead, Kind
+from aqueduct.rpc.tracing import Unobserved
 
 __all__ = ["ClientConnector", "ClientLease", "MakeCall", "spec_of"]
 
@@ -25,6 +26,9 @@ MakeCall: TypeAlias = Callable[
     [ClientConnection, CallHead, InFlightWindow | None, Batches | None, Any, Any], ExchangeCall
 ]
 """Makes a call on a connection, whose news go into a queue with a tag."""
+
+_ATTEMPT: Final = Unobserved({})
+"""The whole call is observed, and its headers have the trace."""
 
 
 class ClientLease:
@@ -155,7 +159,7 @@ class ClientConnector:
         if spec.kind == "exchange":
             ordered = spec.keeps_order(len(self._endpoints.targets))
         given = replace(options, deadline=deadline, attempt=attempt, ordered=ordered)
-        source, head, window = outline(link, spec.kind, spec.handler, (), given)
+        source, head, window = outline(link, spec.kind, spec.handler, (), given, _ATTEMPT)
         head.encode()  # errors belong here rather than into the loop
         return self._make(link, head, window, source, news, tag)
 

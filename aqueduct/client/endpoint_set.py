@@ -251,6 +251,8 @@ class EndpointSet:
                 "(Calls.client_addresses); give fewer, or raise it"
             )
         self._options = options
+        self.telemetry = options.telemetry
+        """Who is told of calls."""
         self._named: list[Address] = []
         """Those that are names to be resolved, with all their records as endpoints."""
         self._fixed: list[ClientEndpoint] = []
@@ -285,7 +287,7 @@ class EndpointSet:
     @classmethod
     def of(cls, link: ClientConnection) -> EndpointSet:
         """The set of a connection that was made elsewhere: when it is over, all is."""
-        options = ConnectionOptions(link.config)
+        options = ConnectionOptions(link.config, telemetry=link.telemetry)
         made = cls((), options, reconnects=False)
         unknown = Address("memory", "", 0)  # it is not connected again
         endpoint = ClientEndpoint(unknown, link.address, options)

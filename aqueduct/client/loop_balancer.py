@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty
 from typing import Any, Final
 
@@ -15,10 +16,12 @@ import pyarrow as pa
 from aqueduct.client.balanced_spec import BatchAnswer
 from aqueduct.client.balancer import Balancer, NextStep
 from aqueduct.client.endpoint_set import EndpointSet
+from aqueduct.client.opening_call import OpeningCall
 from aqueduct.errors import ConnectionLost
 from aqueduct.rpc.deadline import Wakeup
+from aqueduct.rpc.tracing import CallObservation
 
-__all__ = ["LoopBalancer", "LoopNews"]
+__all__ = ["LoopBalancer", "LoopNews", "PreparedWork"]
 
 _AHEAD: Final = 16
 _AHEAD_BYTES: Final = 8 << 20
@@ -53,20 +56,37 @@ class LoopNews:
         return self._found.popleft() if self._found else None
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedWork:
+    """One piece of work whose input is open."""
+
+    make: Callable[[LoopNews], Balancer]
+    """The Balancer, given its queue, once the addresses are known."""
+    batches: Any
+    """The input, an iterable or an async one."""
+    read: Callable[[Any], pa.RecordBatch] | None = None
+    """Makes a batch of each thing in the input; None: the work has no input."""
+    seen: CallObservation | None = None
+    """Who is told of its end."""
+
+
 class LoopBalancer:
     """One piece of work in a task of its own; ``next_answer`` is for its reader."""
 
     def __init__(
         self,
         endpoints: EndpointSet,
-        make: Callable[[LoopNews], Balancer],
-        batches: Any,
+        work: PreparedWork | OpeningCall[PreparedWork],
     ) -> None:
-        """``make``: the Balancer, given its queue, once the addresses are known."""
+        """``work``: prepared, or to be prepared once its input is open."""
         self._endpoints = endpoints
-        self._make = make
+        self._late: OpeningCall[PreparedWork] | None = None
+        self._work: PreparedWork | None = None
+        if isinstance(work, PreparedWork):
+            self._work = work
+        else:
+            self._late = work
         self._news = LoopNews()
-        self._batches = batches
         self._iterator: Any = None
         self._fetching: asyncio.Future[Any] | None = None
         self._line: deque[BatchAnswer] = deque()
@@ -138,16 +158,19 @@ class LoopBalancer:
     async def _run(self) -> None:
         well = False
         try:
+            if self._late is not None:
+                self._work = await self._late.open()
+            assert self._work is not None
             await self._endpoints.prepare()
-            self.balancer = self._make(self._news)
+            self.balancer = self._work.make(self._news)
             await self._drive(self.balancer)
             well = True
         except Exception as error:  # noqa: BLE001  it belongs to the reader
             self.error = self.error or error
         finally:
-            self._end(well=well)
             if self.balancer is not None:
                 self.balancer.close(well=well)
+            self._end(well=well)
             await self._close_input()
 
     def _done(self, task: asyncio.Task[None]) -> None:
@@ -159,8 +182,12 @@ class LoopBalancer:
         if not well and self.error is None:  # cancelled, as the client is closed
             self.error = ConnectionLost(f"the client of {self._endpoints.places} is closed")
         self.ended = True
-        self._arrived.set()
-        self._accepted.set()
+        try:
+            if self._work is not None and self._work.seen is not None:
+                self._work.seen.ended(self.error)
+        finally:
+            self._arrived.set()
+            self._accepted.set()
 
     async def _drive(self, balancer: Balancer) -> None:
         spins = 0
@@ -222,19 +249,24 @@ class LoopBalancer:
     def _fetch(self, balancer: Balancer) -> None:
         """Gives the next batch of the input, or has it come."""
         if self._iterator is None:
-            aiters = hasattr(self._batches, "__aiter__")
-            self._iterator = aiter(self._batches) if aiters else iter(self._batches)
-            self._batches = None
+            assert self._work is not None
+            batches = self._work.batches
+            self._iterator = aiter(batches) if hasattr(batches, "__aiter__") else iter(batches)
         if not hasattr(self._iterator, "__anext__"):
-            balancer.give(next(self._iterator, None))
+            balancer.give(self._read(next(self._iterator, None)))
             return
         balancer.fetching = True
         self._fetching = asyncio.ensure_future(_anext(self._iterator))
         self._fetching.add_done_callback(lambda done: self._news.put((self, done)))
 
-    def _fetched(self, done: asyncio.Future[pa.RecordBatch | None]) -> pa.RecordBatch | None:
+    def _fetched(self, done: asyncio.Future[Any]) -> pa.RecordBatch | None:
         self._fetching = None
-        return done.result()
+        return self._read(done.result())
+
+    def _read(self, found: Any) -> pa.RecordBatch | None:
+        if found is None or self._work is None or self._work.read is None:
+            return None
+        return self._work.read(found)
 
     async def _close_input(self) -> None:
         fetching, self._fetching = self._fetching, None
@@ -246,14 +278,16 @@ class LoopBalancer:
         if close is not None:
             with suppress(Exception):  # the call has ended, and says why
                 await close()
+        if self._late is not None:
+            with suppress(Exception):
+                await self._late.close()
 
 
-async def _anext(iterator: Any) -> pa.RecordBatch | None:
+async def _anext(iterator: Any) -> Any:
     try:
-        found: pa.RecordBatch = await anext(iterator)
+        return await anext(iterator)
     except StopAsyncIteration:
         return None
-    return found
 
 
 def _size_of(answer: BatchAnswer) -> int:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 import pyarrow as pa
 
 from aqueduct.arrow.capsules import has_stream
-from aqueduct.client.call import Batches, abandoned
+from aqueduct.client.call import abandoned
 from aqueduct.client.options import CallOptions
-from aqueduct.client.stream import Start, Stream
+from aqueduct.client.stream import Stream
 from aqueduct.client.stream_input import StreamInput
 from aqueduct.errors import Cancelled, DeadlineExceeded
 
 __all__ = ["NO_COLUMNS", "OpeningCall", "opens_slowly"]
 
+T = TypeVar("T")
 NO_COLUMNS: Final = pa.schema([])
 """In place of a schema that is not known yet."""
 
@@ -32,14 +33,17 @@ def opens_slowly(batches: Any, schema: pa.Schema | None) -> bool:
     return has_stream(batches)
 
 
-class OpeningCall:
-    """Opens the input of one call: a stream of another library, or the answers of another call."""
+class OpeningCall(Generic[T]):
+    """Opens the input of one call: a stream of another library, or the answers of another call.
+
+    What ``open`` returns is the call, prepared.
+    """
 
     def __init__(
         self,
         batches: Any,
         options: CallOptions,
-        prepare: Callable[[Any, CallOptions], tuple[Batches | None, Start]],
+        prepare: Callable[[Any, CallOptions], T],
         *,
         peer: str,
         handler: str,
@@ -54,7 +58,7 @@ class OpeningCall:
         self._peer = peer
         self._handler = handler
 
-    async def open(self) -> tuple[Batches | None, Start]:
+    async def open(self) -> T:
         """Opens the input; what has passed by then is taken off the call's deadline.
 
         Raises DeadlineExceeded, and what opening raises.

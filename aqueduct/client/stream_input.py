@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from aqueduct.arrow.capsules import as_batch, fitted, open_reader
+from aqueduct.arrow.capsules import as_batch, as_batches, fitted, open_reader
 from aqueduct.errors import LocalProtocolError
 from aqueduct.rpc.threads import Job
 
-__all__ = ["StreamInput", "StreamReader", "batch_apart"]
+__all__ = ["StreamInput", "StreamReader", "batch_apart", "batches_apart"]
 
 T = TypeVar("T")
 
@@ -114,13 +114,6 @@ class StreamInput:
         """The arguments are those of a StreamReader."""
         self._reader = StreamReader(given, where=where, schema=schema)
 
-    @classmethod
-    def of(cls, reader: StreamReader) -> StreamInput:
-        """The batches of a reader that is open already."""
-        made = cls.__new__(cls)
-        made._reader = reader
-        return made
-
     async def opened(self) -> pa.Schema:
         """Opens the stream; returns the schema of its batches, as ``StreamReader.open`` does."""
         return await _in_thread(self._reader.open)
@@ -145,6 +138,13 @@ async def batch_apart(given: Any, *, where: str) -> pa.RecordBatch:
     If the task is cancelled, the thread goes on, and what it reads is dropped.
     """
     return await _in_thread(partial(as_batch, given, where=where))
+
+
+async def batches_apart(
+    given: Any, schema: pa.Schema | None, *, where: str
+) -> list[pa.RecordBatch]:
+    """``as_batches`` in a thread of its own; see ``batch_apart``."""
+    return await _in_thread(partial(as_batches, given, schema, where=where))
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

@@ -74,7 +74,7 @@ from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import AqueductError, ConnectionLost, LocalProtocolError
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.rpc.request import CallHead, Kind
-from aqueduct.rpc.tracing import CallObservation, CallObserver, observed
+from aqueduct.rpc.tracing import CallObservation, CallObserver, Unobserved, observed
 
 __all__ = ["OnEnd", "SyncClient"]
 
@@ -338,21 +338,42 @@ class SyncClient:
         if link is not None:
             return self._ask_at(link, handler, batch, options, on_end)
         self._thread.check()
+        seen = observed(self._endpoints.telemetry, handler, "exchange", self.address)
+        if seen is None:
+            return self._ask_any(handler, batch, options, on_end, None)
+        try:
+            found = self._ask_any(handler, batch, options, on_end, seen)
+        except BaseException as error:
+            seen.ended(error)
+            raise
+        seen.ended(None)
+        return found
+
+    def _ask_any(
+        self,
+        handler: str,
+        batch: pa.RecordBatch,
+        options: UnaryOptions,
+        on_end: OnEnd | None,
+        seen: CallObservation | None,
+    ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
+        """A call of one batch at whichever address has the fewest outstanding bytes."""
         endpoints, began = self._endpoints, time.monotonic()
         if endpoints.stale:
             self._thread.call(endpoints.tend)
         endpoint = endpoints.best()
         before: Callable[[Balancer], object] | None = None
         if endpoint is not None and endpoint.link is not None:
+            attempt = None if seen is None else Unobserved(seen.headers)
             try:
-                return self._ask_at(endpoint.link, handler, batch, options, on_end)
+                return self._ask_at(endpoint.link, handler, batch, options, on_end, attempt)
             except AqueductError as error:
                 before = failed_before(error, endpoint)
         given = CallOptions(**read_arguments("call", **options), schema=batch.schema)
         if given.deadline is not None:
             left = cast("float", given.deadline) - (time.monotonic() - began)
             given = replace(given, deadline=max(left, 0.001))
-        with self._balanced("exchange", handler, (batch,), given, before) as stream:
+        with self._balanced("exchange", handler, (batch,), given, before, seen) as stream:
             batches = list(stream)
             assert stream.schema is not None
             return stream.schema, batches
@@ -364,10 +385,12 @@ class SyncClient:
         batch: pa.RecordBatch,
         options: UnaryOptions,
         on_end: OnEnd | None,
+        attempt: Unobserved | None = None,
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
+        """A call of one batch. ``attempt``: the trace of a call that is observed elsewhere."""
         own = self._own
         callers = own.callers if getattr(own, "link", None) is link else self._callers(link)
-        seen = observed(link.telemetry, handler, "exchange", link.address)
+        seen = attempt or observed(link.telemetry, handler, "exchange", link.address)
         failed: BaseException | None = None
         call: StubCall | None = None
         stream: SyncStream | None = None
@@ -436,20 +459,39 @@ class SyncClient:
         batches: Any,
         options: CallOptions,
         before: Callable[[Balancer], object] | None = None,
+        seen: CallObservation | None = None,
     ) -> SyncBalancedStream:
-        """A call that goes where there is a connection. ``before`` says what was tried already."""
+        """A call that goes where there is a connection. ``before`` says what was tried already.
+
+        ``seen``: how the call is observed, if that is known.
+        """
         self._thread.check()
         self._check_plain(batches)
-        seen = observed(None, handler, kind, self.address)
-        if seen is not None:
-            options = replace(options, headers=joined(seen, options.headers))
-        schema = None
+        source: Batches | None = None
         if kind != "source":
             limit = self.config.calls.batch_limit
             source = Batches(
                 batches, options.schema, handler=handler, peer=self.address, limit=limit
             )
-            batches, schema = source.batches, source.schema
+        seen = seen or observed(self._endpoints.telemetry, handler, kind, self.address)
+        if seen is None:
+            return self._begin(kind, handler, source, options, before, None)
+        options = replace(options, headers=joined(seen, options.headers))
+        try:
+            return self._begin(kind, handler, source, options, before, seen)
+        except BaseException as error:
+            seen.ended(error)
+            raise
+
+    def _begin(
+        self,
+        kind: Kind,
+        handler: str,
+        source: Batches | None,
+        options: CallOptions,
+        before: Callable[[Balancer], object] | None,
+        seen: CallObservation | None,
+    ) -> SyncBalancedStream:
         if not self._endpoints.targets:
             self._thread.run(self._endpoints.prepare())
         spec = spec_of(kind, handler, options, self._policy)
@@ -457,7 +499,7 @@ class SyncClient:
             self._endpoints,
             spec,
             options,
-            schema=schema,
+            schema=None if source is None else source.schema,
             call_soon=self._thread.call,
             make=self._make_call,
         )
@@ -467,12 +509,18 @@ class SyncClient:
         balancer = Balancer(spec, connector=connector, news=news, numbers=numbers)
         if before is not None:
             before(balancer)
+        if source is None:
+            work = ThreadBalancer(balancer, (), news)
+        else:
+            batches = map(source.read, source.batches)
+            work = ThreadBalancer(balancer, batches, news, release=source.close)
         return SyncBalancedStream(
-            ThreadBalancer(balancer, batches, news),
+            work,
             numbers,
             check=self._thread.check_process,
             handler=handler,
             places=self.address,
+            seen=seen,
         )
 
     def _make_call(

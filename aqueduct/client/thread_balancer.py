@@ -7,7 +7,7 @@ and for no longer than until the next thing is due.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from queue import Empty
 from typing import Any
@@ -24,13 +24,21 @@ __all__ = ["ThreadBalancer", "balance"]
 class ThreadBalancer:
     """One piece of work, driven by the thread that takes its answers."""
 
-    def __init__(self, balancer: Balancer, batches: Iterable[pa.RecordBatch], news: News) -> None:
-        """``news`` is the queue of ``balancer``."""
+    def __init__(
+        self,
+        balancer: Balancer,
+        batches: Iterable[pa.RecordBatch],
+        news: News,
+        *,
+        release: Callable[[], object] | None = None,
+    ) -> None:
+        """``news`` is the queue of ``balancer``. ``release`` lets go of ``batches`` at the end."""
         self.balancer = balancer
         self.over = False
         """Whether nothing more comes."""
         self._source = iter(batches)
         self._news = news
+        self._release = release
 
     def advance(self) -> BatchAnswer | None:
         """Does the next thing, waiting for it if need be; an answer, if there is one."""
@@ -65,6 +73,8 @@ class ThreadBalancer:
         if not self.over:
             self.over = True
             self.balancer.close(well=well)
+            if self._release is not None:
+                self._release()
 
 
 def balance(

@@ -26,10 +26,12 @@ from typing import Any, Final, Protocol, Self, TypeVar, Unpack
 
 import pyarrow as pa
 
+from aqueduct.arrow.capsules import has_batch, whole
 from aqueduct.arrow.schema import check
 from aqueduct.client.options import ExchangeOptions, UnaryOptions
 from aqueduct.client.retry import Backoff, may_pass, with_note
 from aqueduct.client.stream import Stream
+from aqueduct.client.stream_input import batches_apart
 from aqueduct.client.write_segments import Ack, Committed, Segment, size_of
 from aqueduct.config import Config
 from aqueduct.endpoint.accounts import process
@@ -65,7 +67,6 @@ from aqueduct.rpc.sink_commit import (
     numbered,
     to_batch,
 )
-from aqueduct.rpc.threads import apart
 
 __all__ = ["OnAck", "Writer", "WriterClient"]
 
@@ -246,7 +247,8 @@ class Writer:
         self._check_open()
         batches = _batches_of(batch)
         if batches is None:
-            batches = await apart(_batches_by_interface, batch)
+            where = f"the input of {self._where}"
+            batches = await batches_apart(batch, self._schema, where=where)
         if self._schema is None and batches:
             self._schema = batches[0].schema
         limit = self._client.config.calls.batch_limit
@@ -674,29 +676,17 @@ class Writer:
 
 
 def _batches_of(given: Any) -> list[pa.RecordBatch] | None:
-    """The batches of what is in memory for sure; None: it has to be asked."""
+    """The batches of what is in memory for sure; None: it has to be asked. Raises WrongType."""
     if isinstance(given, pa.RecordBatch):
         return [given]
     if isinstance(given, pa.Table):
-        return given.to_batches() or [_empty(given.schema)]
+        return given.to_batches() or [whole(given.schema, [], where="")]
+    if not has_batch(given):
+        raise WrongType(
+            f"a writer takes a RecordBatch, a Table, or another object with __arrow_c_stream__ or "
+            f"__arrow_c_array__, not {type(given).__name__}"
+        )
     return None
-
-
-def _batches_by_interface(given: Any) -> list[pa.RecordBatch]:
-    """The batches of what speaks Arrow's C interface."""
-    if hasattr(given, "__arrow_c_stream__"):
-        table = pa.table(given)
-        return table.to_batches() or [_empty(table.schema)]
-    if hasattr(given, "__arrow_c_array__"):
-        return [pa.record_batch(given)]
-    raise WrongType(
-        f"a writer takes a RecordBatch, a Table, or another object with __arrow_c_stream__ or "
-        f"__arrow_c_array__, not {type(given).__name__}"
-    )
-
-
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
 
 
 def _caused(error: WriteLost, cause: BaseException) -> WriteLost:

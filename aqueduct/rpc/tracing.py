@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Protocol
 
-__all__ = ["CallObservation", "CallObserver", "current_trace", "observed"]
+__all__ = ["CallObservation", "CallObserver", "Unobserved", "current_trace", "observed"]
 
 
 class CallObservation(Protocol):
@@ -31,8 +31,8 @@ class CallObserver(Protocol):
         """Called before a call is made, in the context of the caller."""
 
 
-class _Passing:
-    """A call of which nobody is told here: the handler's span is the child of the current one."""
+class Unobserved:
+    """A call, or one attempt at a call, of whose end nobody is told: it only joins a trace."""
 
     __slots__ = ("headers",)
 
@@ -40,7 +40,7 @@ class _Passing:
         self.headers = headers
 
     def ended(self, error: BaseException | None) -> None:
-        pass
+        """Without effect."""
 
 
 def observed(
@@ -52,7 +52,7 @@ def observed(
     if "opentelemetry.trace" not in sys.modules:
         return None
     carrier = current_trace()
-    return _Passing(carrier) if carrier else None
+    return Unobserved(carrier) if carrier else None
 
 
 def current_trace() -> dict[str, str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -20,8 +21,15 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import aqueduct
 from aqueduct.client.client import Client
-from aqueduct.errors import ConfigError, ConnectionLost, HandlerFailed, UnknownHandler
+from aqueduct.errors import (
+    ConfigError,
+    ConnectFailed,
+    ConnectionLost,
+    HandlerFailed,
+    UnknownHandler,
+)
 from tests.support.calls import config, connected, numbers, served, serving, until
+from tests.support.neighbours import free_port
 
 BATCH = numbers(1, 2, 3)
 MANY = pa.record_batch({"id": list(range(20_000))})
@@ -75,6 +83,8 @@ class Seen:
 
     def __init__(self, telemetry: Any = None) -> None:
         self.headers: list[dict[str, str]] = []
+        self.cut: Callable[[], object] = lambda: None
+        """Ends the connections of the service."""
         limits = config(calls={"unary_bytes": FIT})
         service = self.service = aqueduct.Service("seen", config=limits, telemetry=telemetry)
 
@@ -97,6 +107,14 @@ class Seen:
         @service.handler("fail")
         def fail(batch):
             raise ValueError("not to my taste")
+
+        @service.handler("cut once", idempotent=True)
+        async def cut_once(batch, call):
+            self.headers.append(dict(call.headers))
+            if len(self.headers) == 1:
+                self.cut()
+                await asyncio.sleep(60)
+            return batch
 
         @service.handler("stall")
         async def stall(batches):
@@ -281,6 +299,126 @@ async def test_calls_at_once_have_spans_of_their_own(told: Told) -> None:
     async with connected(seen.service) as client:
         names = await asyncio.gather(*(work(client, f"{number}") for number in range(10)))
     assert sorted(parents(seen.headers)) == sorted(names)
+
+
+# ------------------------------------------------------------ several addresses, and retries
+
+
+def nobody() -> str:
+    return f"aqueduct+tcp://127.0.0.1:{free_port()}"
+
+
+def quick(told: Told, **options: Any) -> dict[str, Any]:
+    return {"telemetry": told.telemetry, "backoff": 0.01, "backoff_limit": 0.05, **options}
+
+
+async def test_a_call_over_several_addresses_is_one_span(told: Told) -> None:
+    seen = Seen(told.telemetry)
+    async with serving(seen.service, "tcp") as running:
+        places = [nobody(), running.addresses[0]]
+        async with aqueduct.Client(places, config=seen.service.config, **quick(told)) as client:
+            with told.tracer.start_as_current_span("mine") as mine:
+                await each_way(client, headers={"mine": "yes"})
+            with pytest.raises(HandlerFailed):
+                await client.exchange("fail", [BATCH]).read_all()
+            with pytest.raises(HandlerFailed):
+                await client.call("fail", BATCH)
+    *calls, first, second = told.calls
+    assert [span.name for span in calls] == [*["echo"] * 5, "give", "take"]
+    for span, headers in zip(calls, seen.headers, strict=True):
+        assert span.parent.span_id == mine.get_span_context().span_id
+        assert parents([headers]) == {name_of(span)} and headers["mine"] == "yes"
+        assert span.attributes["rpc.response.status_code"] == "ok"
+        assert span.attributes["server.address"] == client.address
+    assert [span.attributes["error.type"] for span in (first, second)] == ["handler-failed"] * 2
+    assert {each["rpc.method"] for each in told.durations()} == {"echo", "give", "take", "fail"}
+
+
+def test_a_call_of_a_thread_over_several_addresses_is_one_span(told: Told) -> None:
+    seen = Seen()
+    with served(seen.service, "tcp") as address:
+        limits = seen.service.config
+        with aqueduct.SyncClient([nobody(), address], config=limits, **quick(told)) as client:
+            with told.tracer.start_as_current_span("mine") as mine:
+                each_way_in_a_thread(client)
+            for ask in (
+                client.exchange("fail", [BATCH]).read_all,
+                lambda: client.call("fail", BATCH),
+            ):
+                with pytest.raises(HandlerFailed):
+                    ask()
+            with client.exchange("stall", [BATCH]) as stream:
+                next(stream)
+            client.source("give")  # dropped before anything is asked for
+            gc.collect()
+    calls, others = told.calls[:WAYS], told.calls[WAYS:]
+    assert [parents([headers]) for headers in seen.headers] == [{name_of(span)} for span in calls]
+    assert {span.parent.span_id for span in calls} == {mine.get_span_context().span_id}
+    words = [span.attributes["rpc.response.status_code"] for span in (*calls, *others)]
+    assert words == [*["ok"] * WAYS, *["handler-failed"] * 2, *["cancelled"] * 2]
+
+
+async def test_attempts_at_one_call_are_one_span(told: Told) -> None:
+    for asks in (
+        lambda client: client.call("cut once", BATCH),
+        lambda client: client.exchange("cut once", [BATCH]).read_all(),
+    ):
+        seen = Seen()
+        async with serving(seen.service, "tcp") as running:
+            seen.cut = lambda: [each.close_soon(3, "cut") for each in running.connections]
+            async with aqueduct.Client(running.addresses, **quick(told, retries=5)) as client:
+                await asks(client)
+        span = told.calls[-1]
+        assert [parents([each]) for each in seen.headers] == [{name_of(span)}] * 2
+        assert span.attributes["rpc.response.status_code"] == "ok"
+        assert span.attributes["server.address"] == "127.0.0.1"
+    assert len(told.calls) == len(told.durations()) == 2
+
+
+def test_attempts_at_one_call_of_a_thread_are_one_span(told: Told) -> None:
+    seen = Seen()
+    with served(seen.service, "tcp") as address:
+        with aqueduct.SyncClient(address, **quick(told, retries=5)) as client:
+            links = client._endpoints
+            seen.cut = lambda: links.last and links.last.connection.close_soon(3, "cut")
+            client.call("cut once", BATCH)
+    (span,) = told.calls
+    assert [parents([each]) for each in seen.headers] == [{name_of(span)}] * 2
+
+
+async def test_a_call_over_several_addresses_that_is_left_early_is_one_span(told: Told) -> None:
+    async with serving(Seen().service, "tcp") as running:
+        places = [nobody(), running.addresses[0]]
+        async with aqueduct.Client(places, **quick(told)) as client:
+            async with client.exchange("stall", [BATCH]) as stream:
+                await anext(stream)
+            stream = client.exchange("stall", [BATCH])
+            await anext(stream)
+            del stream
+            gc.collect()
+            await until(lambda: len(told.calls) == 2)
+            asked = asyncio.create_task(client.call("stall", BATCH))
+            await until(lambda: any(each.outstanding_bytes for each in client.endpoints))
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            lost = client.exchange("stall", [BATCH])
+            await anext(lost)
+        with pytest.raises(ConnectionLost):
+            await anext(lost)
+    *left, closed = told.calls
+    assert [span.attributes["rpc.response.status_code"] for span in left] == ["cancelled"] * 3
+    assert closed.attributes["error.type"] == "ConnectionLost"
+
+
+async def test_a_call_that_reaches_no_address_is_a_span_that_failed(told: Told) -> None:
+    client = aqueduct.Client([nobody(), nobody()], **quick(told))
+    with pytest.raises(ConnectFailed):
+        await client.call("echo", BATCH)
+    with pytest.raises(ConnectFailed):
+        await client.exchange("echo", [BATCH]).read_all()
+    await client.close()
+    assert [span.attributes["error.type"] for span in told.calls] == ["ConnectFailed"] * 2
 
 
 def test_what_is_no_observer_is_refused() -> None:

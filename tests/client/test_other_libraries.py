@@ -508,6 +508,76 @@ async def test_a_connection_that_is_closed_while_the_input_opens() -> None:
             await stream.read_all()
 
 
+# --------------------------------------------------- several addresses, and what is sent again
+
+
+@pytest.mark.parametrize("form", ["polars", "duckdb", "pandas", "list", "list of Tables"])
+async def test_any_table_goes_to_several_addresses(form: str) -> None:
+    service = make_service()
+    async with serving(service) as one, serving(service) as other:
+        async with aqueduct.Client([*one.addresses, *other.addresses]) as client:
+            assert rows(await client.exchange("echo", FORMS[form]()).read_all()) == ROWS
+            assert (await client.sink("count", FORMS[form]()))["rows"] == 3
+            answers = client.exchange("echo", FORMS[form]())
+            assert rows(await client.exchange("echo", answers).read_all()) == ROWS
+
+
+@pytest.mark.parametrize("form", ["polars", "duckdb", "list"])
+def test_any_table_goes_to_several_addresses_of_a_sync_client(form: str) -> None:
+    with sync_client(make_service(), "tcp", retries=1) as client:
+        assert rows(client.exchange("echo", FORMS[form]()).read_all()) == ROWS
+        assert client.sink("count", FORMS[form]())["rows"] == 3
+
+
+async def test_a_stream_to_several_addresses_is_opened_by_no_thread_of_the_loop() -> None:
+    began, may = threading.Event(), threading.Event()
+    source = Source(numbers(5))
+    source.opening = stops(began, may)
+    async with connected(make_service(), retries=1) as client:
+        stream = client.exchange("echo", source)
+        await until(began.is_set)
+        assert rows(await client.call("echo", in_polars())) == ROWS  # the loop is free
+        may.set()
+        assert rows(await stream.read_all()) == {"id": [0, 1, 2, 3, 4]}
+    assert threading.get_ident() not in source.threads
+    assert await asyncio.to_thread(source.released.wait, 10)
+
+
+async def test_a_stream_to_several_addresses_that_is_closed_while_it_opens() -> None:
+    may = threading.Event()
+    source = Source(numbers(1))
+    source.opening = lambda: may.wait(30)
+    async with connected(make_service(), retries=1) as client:
+        with pytest.raises(DeadlineExceeded, match=r"'echo' at .* did not open within 0.05 s"):
+            await client.exchange("echo", source, deadline=0.05).read_all()
+        stream = client.exchange("echo", source)
+        reader = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        await stream.aclose()
+        for asked in (reader, anext(stream)):
+            with pytest.raises(Cancelled, match="was closed here"):
+                await asked
+        may.set()
+        source = Source(endless)
+        async with client.exchange("echo", source) as stream:
+            await anext(stream)
+        assert await asyncio.to_thread(source.released.wait, 10)
+        with pytest.raises(ConfigError, match="compression"):
+            client.exchange("echo", source, compression="none of these")
+        with pytest.raises(duckdb.Error, match="nowhere"):
+            query = duckdb.connect().sql("select error('nowhere') as x from range(1)")
+            await client.exchange("echo", query).read_all()
+
+
+def test_a_query_is_released_that_a_sync_client_sends_again_if_need_be() -> None:
+    connection = duckdb.connect()
+    with sync_client(make_service(), "tcp", retries=1) as client:
+        query = connection.sql("select range x from range(100000000)")
+        with client.exchange("echo", query) as stream:
+            next(stream)
+        assert connection.sql("select 1").fetchall() == [(1,)]
+
+
 async def test_calls_follow_each_other(client: Client, syncly: SyncClient) -> None:
     once = client.exchange("echo", in_polars())
     assert rows(await client.exchange("echo", once).read_all()) == ROWS

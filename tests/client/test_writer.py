@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
+import duckdb
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -156,6 +158,33 @@ async def test_tables_and_what_speaks_the_c_interface_are_taken(
             await writer.write([numbers(9)])
         await writer.commit()
     assert shelf.rows == [1, 2, 3, 4, 5]
+
+
+async def test_frames_take_on_the_layout_of_the_sink() -> None:
+    schema = pa.schema([("id", pa.int64()), ("word", pa.string())])
+
+    class Words(NotedShelf):
+        def open(self, attempt: Any, call: Any) -> Book:
+            assert call.schema.equals(schema)
+            return Book(self, attempt)
+
+    shelf = Words()
+    frame = pl.DataFrame({"id": [1, 2], "word": ["one", "two"]})
+    query = duckdb.connect().sql("select 3::bigint as id, 'three' as word")
+    async with (
+        connected(service_with(shelf, schema=schema)) as client,
+        client.writer("shelf", key="k") as writer,
+    ):
+        await writer.write(pl.concat([frame, frame], rechunk=False))
+        await writer.write(query)
+        await writer.write(frame[:0])
+        assert {each.schema for each in writer.unacknowledged()} == {schema}
+        with pytest.raises(SchemaMismatch, match="the input of the writer"):
+            await writer.write(frame.select("id"))
+        with pytest.raises(WrongType, match=r"one column.* series\.to_frame"):
+            await writer.write(frame["id"])
+        await writer.commit()
+    assert shelf.rows == [1, 1, 2, 2, 3]
 
 
 async def test_a_batch_that_cannot_be_taken_leaves_the_writer_as_it_is() -> None:
