@@ -10,7 +10,12 @@ import sys
 from collections.abc import Mapping
 from typing import Protocol
 
+from aqueduct.escaping import logger_of
+
 __all__ = ["CallObservation", "CallObserver", "Unobserved", "current_trace", "observed"]
+
+
+log = logger_of(__name__)
 
 
 class CallObservation(Protocol):
@@ -43,15 +48,37 @@ class Unobserved:
         """Without effect."""
 
 
+class _Guarded:
+    """An observed call that goes on, whatever its observer raises."""
+
+    __slots__ = ("_handler", "_observation", "headers")
+
+    def __init__(self, observation: CallObservation, handler: str) -> None:
+        """Raises what the observation's ``headers`` do."""
+        self._observation = observation
+        self._handler = handler
+        self.headers = observation.headers
+
+    def ended(self, error: BaseException | None) -> None:
+        try:
+            self._observation.ended(error)
+        except Exception:
+            log.exception("telemetry raised at the end of a call of %r", self._handler)
+
+
 def observed(
     telemetry: CallObserver | None, handler: str, kind: str, address: str
 ) -> CallObservation | None:
-    """How a call that begins now is observed; None: it is not."""
-    if telemetry is not None:
-        return telemetry.calls(handler, kind, address)
-    if "opentelemetry.trace" not in sys.modules:
+    """How a call that begins now is observed; None: it is not. What telemetry raises is logged."""
+    try:
+        if telemetry is not None:
+            return _Guarded(telemetry.calls(handler, kind, address), handler)
+        if "opentelemetry.trace" not in sys.modules:
+            return None
+        carrier = current_trace()
+    except Exception:
+        log.exception("telemetry raised at the beginning of a call of %r", handler)
         return None
-    carrier = current_trace()
     return Unobserved(carrier) if carrier else None
 
 

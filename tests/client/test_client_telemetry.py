@@ -37,6 +37,9 @@ FIT = 100_000
 """Bytes of a call of one batch, so that MANY is none."""
 
 
+KINDS = ("echo", "give", "take")
+
+
 class Told:
     """Providers of one test, and what they were told."""
 
@@ -419,6 +422,35 @@ async def test_a_call_that_reaches_no_address_is_a_span_that_failed(told: Told) 
         await client.exchange("echo", [BATCH]).read_all()
     await client.close()
     assert [span.attributes["error.type"] for span in told.calls] == ["ConnectFailed"] * 2
+
+
+@pytest.mark.parametrize("where", ["calls", "headers", "ended"])
+async def test_an_observer_that_raises_fails_no_call(
+    where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Observed:
+        @property
+        def headers(self) -> dict[str, str]:
+            if where == "headers":
+                raise ValueError("no room")
+            return {}
+
+        def ended(self, error: BaseException | None) -> None:
+            raise ValueError("no room")
+
+    class Observer:
+        def calls(self, handler: str, kind: str, address: str) -> Observed:
+            if where == "calls":
+                raise ValueError("no room")
+            return Observed()
+
+    seen = Seen()
+    async with connected(seen.service, "tcp", telemetry=Observer()) as client:
+        await each_way(client)
+    when = "end" if where == "ended" else "beginning"
+    told = {record.message for record in caplog.records}
+    wanted = (f"telemetry raised at the {when} of a call of {name!r}" for name in KINDS)
+    assert told.issuperset(wanted)
 
 
 def test_what_is_no_observer_is_refused() -> None:

@@ -54,7 +54,7 @@ def test_a_batch_and_a_table_are_exchanged_like_a_list_of_batches(address):
     table = pa.Table.from_batches([batch])
     for given in (batch, table, [batch], (batch,)):
         assert ids(call(given)) == [0, 2, 4]
-    with pytest.raises(ConfigError, match="a pyarrow.RecordBatch is wanted, got Table"):
+    with pytest.raises(ConfigError, match="RecordBatch is wanted, got Table"):
         list(call([table]))
 
 
