@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import DoubleType, LongType, StructType
+from pyspark.sql.types import DoubleType
 
 import spark_udfs
 
@@ -16,9 +16,7 @@ spark_udfs.register(spark)
 ADDRESS = str(spark.conf.get("spark.readings.address", ""))
 FOLDER = str(spark.conf.get("spark.readings.folder", ""))
 
-# Spark Connect would ask its server what a text means, which a flow may not do.
-CONVERTED = StructType().add("id", LongType()).add("fahrenheit", DoubleType())
-convert = spark_udfs.exchange(ADDRESS, "convert", schema="id long, fahrenheit double")
+fahrenheit = spark_udfs.exchange_column(ADDRESS, "convert", DoubleType(), columns=["celsius"])
 
 dp.create_sink("kept", "aqueduct", {"address": ADDRESS, "handler": "kept"})
 
@@ -27,4 +25,4 @@ dp.create_sink("kept", "aqueduct", {"address": ADDRESS, "handler": "kept"})
 def readings() -> DataFrame:
     """What the files have, converted by the service."""
     files = spark.readStream.schema("id long, celsius double").json(FOLDER)
-    return files.mapInArrow(convert, CONVERTED)
+    return files.select("id", fahrenheit("celsius").alias("fahrenheit"))

@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import aqueduct
 from examples.sinks.parquet import ParquetSink, read
 
-CELSIUS = pa.schema([("id", pa.int64()), ("celsius", pa.float64())])
+CELSIUS = pa.schema([("celsius", pa.float64())])
+CONVERTED = pa.schema([("fahrenheit", pa.float64())])
 FAHRENHEIT = pa.schema([("id", pa.int64()), ("fahrenheit", pa.float64())])
 SPEC = """
 name: readings
@@ -43,11 +44,11 @@ def serve(folder: str) -> None:
     service = aqueduct.Service("weather", description="Converts readings, and keeps them.")
     service.sink("kept", ParquetSink(folder), schema=FAHRENHEIT)
 
-    @service.handler("convert", input=CELSIUS, output=FAHRENHEIT, concurrency=4)
+    @service.handler("convert", input=CELSIUS, output=CONVERTED, concurrency=4)
     def convert(batch: pa.RecordBatch) -> pa.RecordBatch:
         """Degrees of one kind to those of the other."""
         made = pc.add(pc.multiply(batch["celsius"], 1.8), 32.0)
-        return pa.record_batch([batch["id"], made], schema=FAHRENHEIT)
+        return pa.record_batch([made], schema=CONVERTED)
 
     service.run(f"aqueduct+unix://{folder}/socket")
 
