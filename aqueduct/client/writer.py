@@ -271,7 +271,7 @@ class Writer:
             return self._take(batches, size)
 
     async def flush(self) -> None:
-        """Returns once all that was written is acknowledged. Raises why it cannot be."""
+        """Returns once all that was written before is acknowledged. Raises why it cannot be."""
         self._check_open()
         await self._flush()
 
@@ -287,7 +287,8 @@ class Writer:
         ``commit`` may be repeated, and nothing else. If its task is cancelled, it goes on.
         """
         self._check_usable()
-        self._check_note(note)
+        # The program may go on to change what it gave, before the sink is told of it.
+        note = json.loads(self._text_of(note))
         committing = asyncio.get_running_loop().create_task(self._commit(note))
         self._committing.add(committing)
         committing.add_done_callback(self._look_at)
@@ -429,8 +430,9 @@ class Writer:
         self._account.keep(size)
 
     async def _flush(self) -> None:
-        while self._kept:
-            self._want(self._running)
+        last = self._kept[-1] if self._kept else None  # what others write meanwhile is theirs
+        while last is not None and last in self._kept:
+            self._want(last)
             await self._change()
             self._raise_error()
         self._raise_error()
@@ -660,17 +662,19 @@ class Writer:
         if not committing.cancelled():
             committing.exception()  # whoever asked was told, or was cancelled
 
-    def _check_note(self, note: Any) -> None:
+    def _text_of(self, note: Any) -> str:
+        """A note as JSON. Raises ConfigError."""
         limit = self._limits.note_bytes
         try:
-            size = len(json.dumps(note, allow_nan=False))
+            text = json.dumps(note, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"the note of a commit cannot be written as JSON: {error}") from error
-        if size > limit:
+        if len(text) > limit:
             raise ConfigError(
-                f"the note of a commit has {size} bytes as JSON, above the limit of {limit} "
+                f"the note of a commit has {len(text)} bytes as JSON, above the limit of {limit} "
                 "(Sinks.note_bytes); keep what is large elsewhere"
             )
+        return text
 
 
 def _batches_of(given: Any) -> list[pa.RecordBatch] | None:
