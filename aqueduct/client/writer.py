@@ -81,7 +81,7 @@ _SPINS: Final = 32
 _FIRST_PAUSE: Final = 0.05
 _PAUSE_LIMIT: Final = 5.0
 _LASTED: Final = 10.0
-"""Seconds after which a failure counts as the first one: the connection was good in between."""
+"""Seconds that a service must have had an attempt for its failure to count as the first one."""
 _FAREWELL: Final = 5.0
 """Seconds to tell the sink of an abort, which it would find out by itself in its time."""
 
@@ -472,7 +472,7 @@ class Writer:
             return await self._attempt(segment, commit, tries)
 
         try:
-            prepared = await self._patiently(attempt, what)
+            prepared = await self._patiently(attempt, what, lambda: segment.accepted)
         except Refused as error:
             self._fail(
                 _caused(
@@ -512,6 +512,8 @@ class Writer:
             **self._options,
         )
         async with stream:
+            await stream.opened()
+            segment.accepted = time.monotonic()
             answers = [batch async for batch in stream]
         with answer_of(self._client.address, handler):
             receipt = Receipt.from_json(answers, limit=self._limits.document_bytes)
@@ -591,11 +593,16 @@ class Writer:
             **self._options,
         )
 
-    async def _patiently(self, work: Callable[[int], Awaitable[T]], what: str) -> T:
+    async def _patiently(
+        self,
+        work: Callable[[int], Awaitable[T]],
+        what: str,
+        accepted: Callable[[], float] = lambda: 0.0,
+    ) -> T:
         """The result of ``work``, which is done again while that may help.
 
-        It is given how often others were tried for the same. Raises how the last one failed, if
-        the service was gone for ``deadline``.
+        It is given how often others were tried for the same. ``accepted``: when a service last took
+        it up. Raises how the last one failed, if the service was gone for ``deadline``.
         """
         backoff = Backoff(_FIRST_PAUSE, _PAUSE_LIMIT)
         failed_first, tries = 0.0, 0
@@ -608,7 +615,8 @@ class Writer:
                 if not may_pass(error) or self._given_up:
                     raise
                 tries += 1
-                if not backoff.failures or now - began > _LASTED:
+                # A service that is silent may take as long, and is gone all the same.
+                if tries == 1 or (accepted() >= began and now - accepted() > _LASTED):
                     backoff.succeeded()
                     failed_first = now
                 backoff.failed()

@@ -647,6 +647,24 @@ async def test_a_service_that_stays_away_is_given_up(caplog: pytest.LogCaptureFi
     await client.close()
 
 
+async def test_a_service_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aqueduct.client.writer._LASTED", 0.05)  # less than a connection may take
+
+    async def keep_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(keep_silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    settings = config(timing={"connect_timeout": 0.1})
+    async with server:
+        client = aqueduct.Client(f"aqueduct+tcp://127.0.0.1:{port}", config=settings)
+        async with asyncio.timeout(10):
+            with pytest.raises(ConnectionLost, match=r"tried \d+ times within 0.5 s \(deadline\)"):
+                await client.writer("shelf", key="k", deadline=0.5).open()
+        await client.close()
+
+
 async def test_a_commit_without_an_answer_may_be_repeated() -> None:
     shelf = NotedShelf()
     async with (
