@@ -18,6 +18,7 @@ from aqueduct.client.options import CallOptions
 from aqueduct.client.thread_call import Failed
 from aqueduct.errors import ConnectionLost
 from aqueduct.rpc.request import CallHead, Kind
+from aqueduct.rpc.sink_commit import WRITE
 from aqueduct.rpc.tracing import Unobserved
 
 __all__ = ["ClientConnector", "ClientLease", "MakeCall", "spec_of"]
@@ -34,10 +35,13 @@ _ATTEMPT: Final = Unobserved({})
 class ClientLease:
     """The use of a client's connection by one call."""
 
-    __slots__ = ("_resumes", "link", "reconnected")
+    __slots__ = ("_resumes", "link", "reconnected", "target")
 
-    def __init__(self, link: ClientConnection, *, reconnected: bool) -> None:
+    def __init__(
+        self, link: ClientConnection, target: ClientEndpoint, *, reconnected: bool
+    ) -> None:
         self.link = link
+        self.target = target
         self.reconnected = reconnected
         self._resumes = link.connection.carrier.resumes
 
@@ -77,6 +81,8 @@ class ClientConnector:
         self._make = make
         self._known: tuple[ClientEndpoint, ...] = ()
         self._order: Sequence[ClientEndpoint] = ()
+        self._bound: Sequence[ClientEndpoint] | None = None
+        """Where a call was begun that no other address may be given."""
 
     @property
     def over(self) -> bool:
@@ -86,6 +92,8 @@ class ClientConnector:
     def targets(self) -> Sequence[ClientEndpoint]:
         """Those with the fewest outstanding bytes first."""
         endpoints = self._endpoints
+        if self._bound is not None:
+            return self._bound
         if endpoints.stale:
             self._soon(endpoints.tend)
         if endpoints.targets is not self._known:
@@ -111,7 +119,7 @@ class ClientConnector:
     ) -> None:
         """Takes the connection that is there, or has the loop make it."""
         if target.link is not None and target.alive:
-            done(ClientLease(target.link, reconnected=False))
+            done(ClientLease(target.link, target, reconnected=False))
             return
         endpoints = self._endpoints
 
@@ -121,7 +129,7 @@ class ClientConnector:
             try:
                 link = await endpoints.lease(target)
                 again = before > 0 and target.connections > before
-                found = ClientLease(link, reconnected=again)
+                found = ClientLease(link, target, reconnected=again)
             except BaseException as error:
                 found = Failed(error)
                 if not isinstance(error, Exception):
@@ -151,6 +159,14 @@ class ClientConnector:
         link, options = lease.link, self._options
         if link.closed:
             raise link.connection.error or ConnectionLost(f"{link!r} is closed")
+        if _takes_once(self._spec.handler):
+            if self._bound is not None:
+                raise ConnectionLost(
+                    f"an attempt at the sink {self._spec.handler.removeprefix(WRITE)!r} was begun "
+                    "once and is not begun again; make another attempt"
+                )
+            # The sink aborts what is left of it, so a second one of that name would lose its rows.
+            self._bound = (lease.target,)
         attempt = options.attempt
         if repeated:  # or the service could not tell it from the call that broke
             attempt = f"{attempt or '0'}.{repeated}"
@@ -173,6 +189,7 @@ class ClientConnector:
 
 def spec_of(kind: Kind, handler: str, options: CallOptions, base: BalancedSpec) -> BalancedSpec:
     """A call of a client as a piece of work; ``base`` has what the client says of retries."""
+    once = _takes_once(handler)
     retries = base.retries if options.retries is None else options.retries
     return replace(
         base,
@@ -183,8 +200,13 @@ def spec_of(kind: Kind, handler: str, options: CallOptions, base: BalancedSpec) 
         ordered=options.ordered,
         deadline=cast("float | None", options.deadline),
         batch_deadline=cast("float | None", options.batch_deadline),
-        retries=retries,
+        retries=0 if once else retries,
         # A sink that is begun twice may take effect twice, though it was sent nothing.
-        hedge=float("inf") if kind == "sink" else base.hedge,
+        hedge=float("inf") if once or kind == "sink" else base.hedge,
         on_error="report" if options.report_failures else "fail",
     )
+
+
+def _takes_once(handler: str) -> bool:
+    """Whether calls are attempts at a sink: each is begun once, at one address."""
+    return handler.startswith(WRITE)

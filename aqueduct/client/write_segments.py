@@ -100,6 +100,7 @@ class Segment:
 
     __slots__ = (
         "_news",
+        "accepted",
         "acks",
         "batches",
         "ended",
@@ -123,6 +124,8 @@ class Segment:
         """Whether it shall end as soon as may be: somebody waits for its receipt."""
         self.ended = False
         """Whether nothing is added any more."""
+        self.accepted = 0.0
+        """When a service last accepted an attempt at it (monotonic); 0.0: none has."""
         self.prepared: PreparedAttempt | None = None
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None

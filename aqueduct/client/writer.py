@@ -82,7 +82,7 @@ _SPINS: Final = 32
 _FIRST_PAUSE: Final = 0.05
 _PAUSE_LIMIT: Final = 5.0
 _LASTED: Final = 10.0
-"""Seconds after which a failure counts as the first one: the connection was good in between."""
+"""Seconds that a service must have had an attempt for its failure to count as the first one."""
 _FAREWELL: Final = 5.0
 """Seconds to tell the sink of an abort, which it would find out by itself in its time."""
 
@@ -273,7 +273,7 @@ class Writer:
             return self._take(batches, size)
 
     async def flush(self) -> None:
-        """Returns once all that was written is acknowledged. Raises why it cannot be."""
+        """Returns once all that was written before is acknowledged. Raises why it cannot be."""
         self._check_open()
         await self._flush()
 
@@ -289,7 +289,8 @@ class Writer:
         ``commit`` may be repeated, and nothing else. If its task is cancelled, it goes on.
         """
         self._check_usable()
-        self._check_note(note)
+        # The program may go on to change what it gave, before the sink is told of it.
+        note = json.loads(self._text_of(note))
         committing = asyncio.get_running_loop().create_task(self._commit(note))
         self._committing.add(committing)
         committing.add_done_callback(self._look_at)
@@ -431,8 +432,9 @@ class Writer:
         self._account.keep(size)
 
     async def _flush(self) -> None:
-        while self._kept:
-            self._want(self._running)
+        last = self._kept[-1] if self._kept else None  # what others write meanwhile is theirs
+        while last is not None and last in self._kept:
+            self._want(last)
             await self._change()
             self._raise_error()
         self._raise_error()
@@ -472,7 +474,7 @@ class Writer:
             return await self._attempt(segment, commit, tries)
 
         try:
-            prepared = await self._patiently(attempt, what)
+            prepared = await self._patiently(attempt, what, lambda: segment.accepted)
         except Refused as error:
             self._fail(
                 _caused(
@@ -512,6 +514,8 @@ class Writer:
             **self._options,
         )
         async with stream:
+            await stream.opened()
+            segment.accepted = time.monotonic()
             answers = [batch async for batch in stream]
         with answer_of(self._client.address, handler):
             receipt = Receipt.from_json(answers, limit=self._limits.document_bytes)
@@ -591,11 +595,16 @@ class Writer:
             **self._options,
         )
 
-    async def _patiently(self, work: Callable[[int], Awaitable[T]], what: str) -> T:
+    async def _patiently(
+        self,
+        work: Callable[[int], Awaitable[T]],
+        what: str,
+        accepted: Callable[[], float] = lambda: 0.0,
+    ) -> T:
         """The result of ``work``, which is done again while that may help.
 
-        It is given how often others were tried for the same. Raises how the last one failed, if
-        the service was gone for ``deadline``.
+        It is given how often others were tried for the same. ``accepted``: when a service last took
+        it up. Raises how the last one failed, if the service was gone for ``deadline``.
         """
         backoff = Backoff(_FIRST_PAUSE, _PAUSE_LIMIT)
         failed_first, tries = 0.0, 0
@@ -608,7 +617,8 @@ class Writer:
                 if not may_pass(error) or self._given_up:
                     raise
                 tries += 1
-                if not backoff.failures or now - began > _LASTED:
+                # A service that is silent may take as long, and is gone all the same.
+                if tries == 1 or (accepted() >= began and now - accepted() > _LASTED):
                     backoff.succeeded()
                     failed_first = now
                 backoff.failed()
@@ -662,17 +672,19 @@ class Writer:
         if not committing.cancelled():
             committing.exception()  # whoever asked was told, or was cancelled
 
-    def _check_note(self, note: Any) -> None:
+    def _text_of(self, note: Any) -> str:
+        """A note as JSON. Raises ConfigError."""
         limit = self._limits.note_bytes
         try:
-            size = len(json.dumps(note, allow_nan=False))
+            text = json.dumps(note, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"the note of a commit cannot be written as JSON: {error}") from error
-        if size > limit:
+        if len(text) > limit:
             raise ConfigError(
-                f"the note of a commit has {size} bytes as JSON, above the limit of {limit} "
+                f"the note of a commit has {len(text)} bytes as JSON, above the limit of {limit} "
                 "(Sinks.note_bytes); keep what is large elsewhere"
             )
+        return text
 
 
 def _batches_of(given: Any) -> list[pa.RecordBatch] | None:

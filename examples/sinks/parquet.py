@@ -151,6 +151,7 @@ class ParquetAttempt:
 
     def __init__(self, sink: ParquetSink, attempt: Attempt, schema: pa.Schema) -> None:
         self.sink = sink
+        self.attempt = attempt
         self.path = sink.place(attempt)
         self.part = self.path.with_suffix(".part")
         self.rows = 0
@@ -197,10 +198,7 @@ class ParquetAttempt:
             self.writer.close()  # else it would write its end later, into a file that is closed
         self.writer.is_open = False
         self.file.close()
-        for suffix in (".part", ".parquet", ".json"):
-            self.path.with_suffix(suffix).unlink(missing_ok=True)
-        with self.sink.locked():
-            self.sink.remove_if_empty(self.path.parent)
+        self.sink.abort(self.attempt.write_key, [PreparedAttempt(self.attempt)])
 
 
 def files(folder: str | os.PathLike[str]) -> list[str]:

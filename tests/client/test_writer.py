@@ -303,6 +303,24 @@ async def test_batches_are_acknowledged_within_the_time_asked_for(
         await writer.commit()
 
 
+async def test_a_flush_does_not_wait_for_what_is_written_after_it() -> None:
+    shelf = Slow()
+    async with connected_to(shelf) as client:
+        writer = await client.writer("shelf", key="k").open()
+        await writer.write(numbers(1))
+        flushing = asyncio.ensure_future(writer.flush())
+        await until(lambda: shelf.preparing == [0])
+        later = await writer.write(numbers(2))
+        shelf.allowed[0].set()
+        done, _ = await asyncio.wait((flushing,), timeout=5)
+        early = done and not later.done
+        shelf.allowed[1].set()
+        assert early
+        await writer.commit()
+        await writer.close()
+    assert shelf.rows == [1, 2]
+
+
 # The bound
 
 
@@ -451,6 +469,21 @@ async def test_rows_that_the_sink_has_forgotten_are_lost_and_the_error_says_what
         await writer.write(numbers(2, 3))
         await writer.commit("two")
     assert shelf.rows == [1, 2, 3]
+
+
+async def test_a_note_is_what_it_was_when_it_was_given() -> None:
+    shelf = Slow()
+    async with connected_to(shelf) as client:
+        writer = await client.writer("shelf", key="k").open()
+        await writer.write(numbers(1))
+        note = {"offset": 1}
+        committing = asyncio.ensure_future(writer.commit(note))
+        await until(lambda: shelf.preparing == [0])
+        note["offset"] = 2
+        shelf.allowed[0].set()
+        assert (await committing).note == {"offset": 1}
+        await writer.close()
+    assert shelf.notes["k/0"]["note"] == {"offset": 1}
 
 
 async def test_a_note_that_cannot_be_kept_changes_nothing(client: aqueduct.Client) -> None:
@@ -641,6 +674,24 @@ async def test_a_service_that_stays_away_is_given_up(caplog: pytest.LogCaptureFi
     await writer.close()
     assert [batch["id"].to_pylist() for batch in writer.unacknowledged()] == [[2]]
     await client.close()
+
+
+async def test_a_service_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aqueduct.client.writer._LASTED", 0.05)  # less than a connection may take
+
+    async def keep_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(keep_silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    settings = config(timing={"connect_timeout": 0.1})
+    async with server:
+        client = aqueduct.Client(f"aqueduct+tcp://127.0.0.1:{port}", config=settings)
+        async with asyncio.timeout(10):
+            with pytest.raises(ConnectionLost, match=r"tried \d+ times within 0.5 s \(deadline\)"):
+                await client.writer("shelf", key="k", deadline=0.5).open()
+        await client.close()
 
 
 async def test_a_commit_without_an_answer_may_be_repeated() -> None:

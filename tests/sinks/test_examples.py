@@ -143,6 +143,16 @@ def test_an_attempt_that_is_given_up_leaves_nothing(made: Any) -> None:
     assert read() == [0]
 
 
+@pytest.mark.parametrize("made", ["parquet"], indirect=True)
+def test_a_file_that_is_committed_outlives_the_end_of_its_attempt(made: Any) -> None:
+    sink, read = made
+    prepared = write(sink, 0, 1)
+    late = sink.open(prepared.attempt, SimpleNamespace(schema=ROWS))
+    sink.commit(RUN, [prepared])
+    late.abort()
+    assert read() == [1]
+
+
 def test_what_is_prepared_is_known_to_the_next_process(made: Any, folder: Path) -> None:
     sink, read = made
     prepared = [write(sink, 0, 1), write(sink, 1, 2)]
