@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from aqueduct._speedups.calls.batch_outputs import OutputSender
 from aqueduct._speedups.calls.batch_receiver import InputReceiver
-from aqueduct.arrow.capsules import as_batch, fitted, has_batch
+from aqueduct.arrow.capsules import fitted
 from aqueduct.arrow.compression import compress
 from aqueduct.arrow.encode import Encoded
 from aqueduct.endpoint.accounts import LARGE, Reservation
-from aqueduct.errors import AqueductError, BatchTooLarge, HandlerFailed
+from aqueduct.errors import AqueductError, BatchTooLarge
 from aqueduct.escaping import logger_of
 from aqueduct.rpc.deadline import ThreadWakeup
 from aqueduct.rpc.fragments import batch_headers, fragments
@@ -23,6 +23,7 @@ from aqueduct.rpc.keys import ALIVE, BATCH, Headers
 from aqueduct.rpc.unary import ANSWERS_LIMIT
 from aqueduct.service.call_connection import AnswerSender, CallConnection
 from aqueduct.service.context import Call, no_memory
+from aqueduct.service.handlers import answer_batch
 
 __all__ = ["AnswerBuffer", "CallOutput"]
 
@@ -226,14 +227,7 @@ class CallOutput:
 
     def _batch_of(self, made: Any) -> pa.RecordBatch:
         """Another library's table as one batch."""
-        where = f"the output of handler {self._call.handler!r}"
-        if not has_batch(made):
-            detail = f"a pyarrow.RecordBatch is wanted, got {type(made).__name__}"
-            raise HandlerFailed(f"{where}: {detail}", kind="TypeError", detail=detail)
-        try:
-            batch = as_batch(made, where=where)
-        except AqueductError as error:
-            raise HandlerFailed(f"{error}", kind="TypeError", detail=f"{error}") from error
+        batch = answer_batch(made, self._call.handler)
         wanted = getattr(self.encoder, "schema", None)
         return fitted(batch, wanted) if isinstance(wanted, pa.Schema) else batch
 

@@ -26,7 +26,8 @@ import pyarrow as pa
 
 from aqueduct import forks
 from aqueduct.arguments import signature_of
-from aqueduct.errors import ConfigError, HandlerFailed
+from aqueduct.arrow.capsules import as_batch, has_batch
+from aqueduct.errors import AqueductError, ConfigError, HandlerFailed
 from aqueduct.rpc.describe import RESERVED_PREFIX
 from aqueduct.rpc.request import Kind
 from aqueduct.service.batching import Batching
@@ -41,6 +42,7 @@ __all__ = [
     "Handler",
     "HandlerShape",
     "OutputSchema",
+    "answer_batch",
     "handler_failed",
     "make_handler",
     "object_of",
@@ -367,6 +369,18 @@ def object_of(declared: type) -> Any:
     except ValueError:
         pass  # some have no signature
     return declared()
+
+
+def answer_batch(made: Any, handler: str) -> pa.RecordBatch:
+    """What a handler made as one batch, in the layout that it has. Raises HandlerFailed."""
+    where = f"the output of handler {handler!r}"
+    if not has_batch(made):
+        detail = f"a pyarrow.RecordBatch is wanted, got {type(made).__name__}"
+        raise HandlerFailed(f"{where}: {detail}", kind="TypeError", detail=detail)
+    try:
+        return as_batch(made, where=where)
+    except AqueductError as error:
+        raise HandlerFailed(f"{error}", kind="TypeError", detail=f"{error}") from error
 
 
 def handler_failed(error: BaseException, what: str = "raised") -> HandlerFailed:

@@ -412,8 +412,8 @@ class Service:
         the order of their registration, one after the other.
 
         If one raises, or all take longer than Timing.start_timeout, serving fails with StartFailed.
-        Then those ``on_stop`` functions run that were registered before it. Servings of one process
-        at the same time have one start: later ones wait for it.
+        Then those ``on_stop`` functions run that were registered before it, but none if it was the
+        first start. Servings of one process at the same time have one start: later ones wait.
 
         Raises ConfigError for what cannot run, and LocalProtocolError while it is served.
         """

@@ -16,13 +16,14 @@ from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from aqueduct.arrow.capsules import fitted
 from aqueduct.arrow.joining import joined
 from aqueduct.config import Calls
 from aqueduct.endpoint import accounts
 from aqueduct.errors import CallError
 from aqueduct.escaping import logger_of
 from aqueduct.service.batching import BatchFilter, CallRows, QueuedBatch, split, wrong_count
-from aqueduct.service.handlers import Handler, HandlerShape, handler_failed
+from aqueduct.service.handlers import Handler, HandlerShape, answer_batch, handler_failed
 from aqueduct.service.turns import Line, Turns
 from aqueduct.service.waiting_room import Ticket, WaitingCall, WaitingRoom, WholeCalls
 
@@ -279,7 +280,7 @@ class SharedRunner:
         finally:
             account.charge(-nbytes)
         if failed is None:
-            answers, failed = self._take_apart(answer, batch, counts)
+            answers, failed = self._take_apart(answer, parts)
             if failed is None:
                 run.outcomes[:] = [(each, None) for each in answers]
                 return
@@ -298,8 +299,8 @@ class SharedRunner:
             return
         answer, error = yield batch, (CallRows(call, 0, batch.num_rows),)
         if error is None:
-            _, error = self._take_apart(answer, batch, (batch.num_rows,))
-        run.outcomes[place] = (answer, None) if error is None else (None, error)
+            answers, error = self._take_apart(answer, run.parts[place : place + 1])
+        run.outcomes[place] = (answers[0], None) if error is None else (None, error)
 
     def _each_alone(self, run: _Run) -> Generator[tuple[pa.RecordBatch, Any], _Outcome, None]:
         for place, (line, _) in enumerate(run.parts):
@@ -307,15 +308,29 @@ class SharedRunner:
                 yield from self._alone(run, place)
 
     def _take_apart(
-        self, answer: Any, batch: pa.RecordBatch, counts: Sequence[int]
-    ) -> tuple[list[Any], BaseException | None]:
+        self, answer: Any, parts: _Parts
+    ) -> tuple[list[pa.RecordBatch], BaseException | None]:
         """The answer to each batch; or what is wrong."""
-        if not isinstance(answer, pa.RecordBatch):
-            return [answer] * len(counts), None  # which says what is wrong as it is encoded
-        if answer.num_rows != batch.num_rows:
-            name = self._handler.name
-            return [], wrong_count(name, batch.num_rows, len(counts), answer.num_rows)
-        return split(answer, counts) if len(counts) > 1 else [answer], None
+        name, counts = self._handler.name, [work.batch.num_rows for _, work in parts]
+        own = isinstance(answer, pa.RecordBatch)
+        if not own:
+            try:
+                answer = answer_batch(answer, name)
+            except Exception as error:  # noqa: BLE001  the other library may raise anything
+                return [], error
+        asked = sum(counts)
+        if answer.num_rows != asked:
+            return [], wrong_count(name, asked, len(counts), answer.num_rows)
+        schemas = [line.owner.call.output_schema for line, _ in parts]
+        if not own and schemas[0] is not None:
+            answer = fitted(answer, schemas[0])  # most often it is the same for all
+        answers = split(answer, counts) if len(counts) > 1 else [answer]
+        if not own:
+            answers = [
+                each if schema is None else fitted(each, schema)
+                for each, schema in zip(answers, schemas, strict=True)
+            ]
+        return answers, None
 
     def _tries_alone(self, run: _Run, error: BaseException) -> bool:
         if any(error is line.owner.call.reason for line in run.lines):

@@ -137,9 +137,12 @@ class WaitingRoom:
         return len(self._turns.waiting)
 
     def enter(self, running: WaitingCall) -> Ticket:
-        """Lets a call in. Raises Busy if it could not even wait."""
+        """Lets a call in. Raises Busy if it could not even wait.
+
+        It takes nobody's place yet: it may still be refused, or never have anything to run.
+        """
         ticket = Ticket(self, running, self.handler.concurrency)
-        self._make_room(ticket)
+        self._find_room(ticket)
         return ticket
 
     def add(self, ticket: Ticket, item: Any) -> None:
@@ -195,12 +198,15 @@ class WaitingRoom:
 
     # Within
 
-    def _make_room(self, ticket: Ticket) -> None:
-        """Raises Busy if a call that has not begun finds neither a place nor room to wait."""
+    def _find_room(self, ticket: Ticket) -> tuple[Line[Any], str] | None:
+        """Whose place a call that has not begun would take, and why; None: it needs none.
+
+        Raises Busy if there is neither a place nor room to wait.
+        """
         with self._lock:
             turns = self._turns
             if not turns.full:
-                return
+                return None
             displaced = turns.displaced(ticket.line.peer)
             text = (
                 f"handler {self.handler.name!r} has {turns.running} {self._source.what} running, "
@@ -209,6 +215,14 @@ class WaitingRoom:
             )
         if displaced is None:
             raise Busy(text, peer=ticket.call.peer, handler=ticket.call.handler)
+        return displaced, text
+
+    def _make_room(self, ticket: Ticket) -> None:
+        """Another call gives its place to this one, if need be. Raises Busy if none can."""
+        found = self._find_room(ticket)
+        if found is None:
+            return
+        displaced, text = found
         self.leave(displaced.owner)  # at once: its call may take a moment to end
         displaced.owner.refuse(
             f"{text}; this call gave its place in the queue to another peer, which has fewer there"

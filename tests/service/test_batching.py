@@ -265,13 +265,67 @@ async def test_another_number_of_rows_is_an_error_that_says_so(shape):
             await client.call("score", numbers(1, 2))
 
 
+WORDS = pa.schema([("id", pa.int64()), ("word", pa.string())])
+
+
+def in_parts(batch: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches([batch.slice(0, 1), batch.slice(1)], batch.schema)
+
+
+class Frame:
+    """A table of another library, which keeps text in a layout of its own."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        views = [
+            column.cast(pa.string_view()) if column.type == pa.string() else column
+            for column in batch.columns
+        ]
+        self.table = in_parts(pa.record_batch(views, batch.schema.names))
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+@pytest.mark.parametrize("made", [in_parts, Frame])
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_each_call_gets_its_own_rows_of_a_table_of_any_library(shape, made):
+    model = Model(shape, made, input=WORDS, output=WORDS)
+    async with connected(model.service) as client:
+        asked = [
+            pa.record_batch({"id": range(n), "word": [f"{n} {m}" for m in range(n)]}, schema=WORDS)
+            for n in (2, 1, 3)
+        ]
+        assert await model.together(client, *asked) == asked
+        assert await client.call("score", asked[0]) == asked[0]
+    assert model.runs == [[0], [2, 1, 3], [2]]
+
+
+@pytest.mark.parametrize("made", [in_parts, Frame])
+async def test_rows_of_a_table_of_any_library_are_counted(made):
+    model = Model(work=lambda batch: made(doubled(batch).slice(1)))
+    async with connected(model.service) as client:
+        for each in await model.together(client, numbers(1), numbers(2, 3)):
+            assert isinstance(each, HandlerFailed)
+            assert "3 rows (put together of 2 batches) it gave 2" in str(each)
+        with pytest.raises(HandlerFailed, match="for 2 rows it gave 1"):
+            await client.call("score", numbers(1, 2))
+
+
+class Unreadable:
+    """A table of a library that fails as it is read."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        raise OSError("no such disk")
+
+
 @pytest.mark.parametrize(
     ("gives", "error", "words"),
     [
+        (lambda batch: Unreadable(), HandlerFailed, "OSError: no such disk"),
         (lambda batch: 7, HandlerFailed, "a pyarrow.RecordBatch is wanted, got int"),
         (lambda batch: batch, SchemaMismatch, "output of handler 'score'"),
     ],
-    ids=["no batch", "another schema"],
+    ids=["no table after all", "no batch", "another schema"],
 )
 async def test_what_is_no_answer_is_said_to_each(gives, error, words):
     model = Model(work=lambda batch: gives(batch) if batch.num_rows else doubled(batch))

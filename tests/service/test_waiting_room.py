@@ -13,7 +13,7 @@ import pytest
 
 import aqueduct
 from aqueduct.client.client import Client
-from aqueduct.errors import Busy, Cancelled, DeadlineExceeded, Refused
+from aqueduct.errors import Busy, Cancelled, DeadlineExceeded, Refused, SchemaMismatch
 from tests.support.calls import (
     NUMBERS,
     config,
@@ -376,6 +376,51 @@ async def test_a_full_queue_of_one_peer_has_room_for_another(handler):
         gate.open.set()
         await asyncio.gather(*mine, *calls[:3])
     assert sorted(gate.came) == [0, 1, 2, 10, 11]
+
+
+@pytest.mark.parametrize("handler", ["function", "generator"])
+async def test_a_call_that_is_refused_takes_nobody_s_place(handler):
+    gate = Gate(places=1, queue=3)
+    async with serving(gate.service, "tcp") as running, AsyncExitStack() as stack:
+        flood, other = [
+            await stack.enter_async_context(await Client.connect(running.addresses[0]))
+            for _ in range(2)
+        ]
+        calls = [asyncio.create_task(flood.call(handler, numbers(n))) for n in range(4)]
+        await until(lambda: gate.inside + gate.waiting == len(calls))
+        for _ in range(2):
+            with pytest.raises(SchemaMismatch):
+                await other.call(handler, pa.record_batch({"word": ["none of its columns"]}))
+        assert gate.waiting == 3
+        gate.open.set()
+        assert await asyncio.gather(*calls) == [numbers(n) for n in range(4)]
+
+
+@pytest.mark.parametrize("handler", ["function", "coroutine"])
+async def test_an_exchange_that_sends_nothing_takes_nobody_s_place(handler):
+    gate = Gate(places=1, queue=3)
+    over = asyncio.Event()
+
+    async def nothing():
+        await over.wait()
+        for batch in ():
+            yield batch
+
+    async with serving(gate.service, "tcp") as running, AsyncExitStack() as stack:
+        flood, other = [
+            await stack.enter_async_context(await Client.connect(running.addresses[0]))
+            for _ in range(2)
+        ]
+        calls = [asyncio.create_task(flood.call(handler, numbers(n))) for n in range(4)]
+        await until(lambda: gate.inside + gate.waiting == len(calls))
+        silent = other.exchange(handler, nothing(), schema=NUMBERS)
+        answers = asyncio.create_task(everything(silent))
+        await until(lambda: gate.service.counters()["open_calls"] == 5)
+        assert gate.waiting == 3
+        over.set()
+        assert await answers == []
+        gate.open.set()
+        assert await asyncio.gather(*calls) == [numbers(n) for n in range(4)]
 
 
 @pytest.mark.parametrize("handler", ["function", "generator"])
