@@ -452,7 +452,13 @@ def _opener(ca: Pem | None) -> urllib.request.OpenerDirector:
             )
     except (OSError, ValueError) as error:
         raise ConfigError(f"Jwt: ca: no certificates could be read: {error}") from error
-    return urllib.request.build_opener(_Redirects(), urllib.request.HTTPSHandler(context=context))
+    # Without TLS keys come from this machine alone, and a proxy could give others.
+    proxies = {name: url for name, url in urllib.request.getproxies().items() if name != "http"}
+    return urllib.request.build_opener(
+        urllib.request.ProxyHandler(proxies),
+        _Redirects(),
+        urllib.request.HTTPSHandler(context=context),
+    )
 
 
 def _secret(secret: Any, algorithms: tuple[str, ...]) -> _Key:

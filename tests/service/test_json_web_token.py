@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -352,6 +353,18 @@ class Keys:
         self.server = Server(("127.0.0.1", 0), Handler)
         self.url = f"https://127.0.0.1:{self.server.server_port}/keys"
 
+    @contextmanager
+    def serving(self) -> Iterator[Keys]:
+        thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.gate.set()
+            self.server.shutdown()
+            self.server.server_close()
+            thread.join(30)
+
 
 @pytest.fixture
 def keys(tmp_path) -> Iterator[Keys]:
@@ -364,13 +377,8 @@ def keys(tmp_path) -> Iterator[Keys]:
     found.server.socket = context.wrap_socket(
         found.server.socket, server_side=True, do_handshake_on_connect=False
     )
-    thread = threading.Thread(target=found.server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield found
-    found.gate.set()
-    found.server.shutdown()
-    found.server.server_close()
-    thread.join(30)
+    with found.serving():
+        yield found
 
 
 def fetching(keys: Keys, **options: Any) -> aqueduct.Service:
@@ -529,6 +537,24 @@ def test_what_cannot_work_is_refused(options, why):
 
 def test_keys_from_this_machine_need_no_tls():
     LOOSE.Jwt(jwks="http://localhost:1/keys")
+
+
+@pytest.mark.parametrize("leads", [False, True])
+async def test_keys_from_this_machine_come_through_no_proxy(keys, monkeypatch, leads):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    plain, proxy = Keys(), Keys()
+    plain.content, proxy.content = key_set(one=EC), key_set(one=OTHER)
+    url = plain.url.replace("https:", "http:")
+    with plain.serving(), proxy.serving():
+        monkeypatch.setenv("http_proxy", proxy.url.replace("https:", "http:"))
+        if leads:
+            keys.location = url
+        jwks = keys.url if leads else url
+        async with connected(service(jwks=jwks, ca=TLS.certificate)) as client:
+            assert await refusal(client, token(kid="one")) == ""
+            assert "signature" in await refusal(client, token(OTHER, kid="one"))
+        assert (plain.asked, proxy.asked, keys.asked) == (1, 0, int(leads))
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch):
