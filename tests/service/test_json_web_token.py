@@ -245,7 +245,7 @@ async def test_a_set_has_keys_for_signatures_alone(tmp_path, caplog):
         other | {"kid": "private"},
     ]
     path.write_text(json.dumps({"keys": members}))
-    async with connected(service(jwks=path)) as client:
+    async with connected(service(jwks=path, retry=0)) as client:
         assert await refusal(client, token(kid="good")) == ""
         assert await refusal(client, token(RSA, "PS256", kid="alg")) == ""
         for kid in ("enc", "ops", "oct", "curve", "private"):
@@ -401,10 +401,39 @@ async def test_keys_are_fetched_once_and_again_for_one_that_is_new(keys):
 async def test_strangers_cannot_have_keys_fetched_all_the_time(keys):
     keys.content = key_set(one=EC)
     async with connected(fetching(keys)) as client:
+        assert "does not know" in await refusal(client, token(kid="x"))
         for number in range(5):
-            assert "does not know" in await refusal(client, token(kid=f"x{number}"))
+            with pytest.raises(Busy, match="does not know, and it cannot read its keys again yet"):
+                await client.call("echo", numbers(1), token=token(kid=f"x{number}"))
         assert keys.asked == 1
         assert await refusal(client, token(kid="one")) == ""
+
+
+async def test_a_new_key_is_not_refused_before_the_set_is_read_again(keys):
+    keys.content = key_set(one=EC)
+    good = token(OTHER, kid="two")
+    async with connected(fetching(keys, retry=0.5)) as client:
+        assert "does not know" in await refusal(client, token(kid="invented"))
+        keys.content = key_set(one=EC, two=OTHER)
+        found: list[str] = []
+        while not found or found[-1]:  # a machine may be slower than half a second
+            try:
+                assert await refusal(client, good) == ""
+                found.append("")
+            except Busy as error:
+                found.append(str(error))
+        assert all("try again later (retry is 0.5 s)" in text for text in found if text)
+
+
+async def test_a_key_is_not_refused_by_a_set_that_could_not_be_read(keys):
+    keys.content = key_set(one=EC)
+    async with connected(fetching(keys, retry=0)) as client:
+        assert await refusal(client, token(kid="one")) == ""
+        keys.content = 500
+        with pytest.raises(Busy, match="try again later"):
+            await client.call("echo", numbers(1), token=token(OTHER, kid="two"))
+        keys.content = key_set(two=OTHER)
+        assert await refusal(client, token(OTHER, kid="two")) == ""
 
 
 async def test_keys_that_are_old_are_renewed_while_calls_go_on(keys):
