@@ -23,12 +23,16 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from aqueduct.errors import ConfigError
 from aqueduct.escaping import shown
 
 __all__ = ["arrays_of", "batch_of", "check_schema"]
+
+_HALF_EXACT: Final = 1 << 11
+"""Whole numbers up to this one are all values of float16, too."""
 
 _VIEWS: Final = (
     kinds.is_integer,
@@ -80,8 +84,8 @@ def batch_of(result: Any, schema: pa.Schema) -> pa.RecordBatch:
     """The batch of this schema that a dict of arrays makes; or one array, for one column.
 
     Whatever numpy takes for an array will do. It is cast to the type of its column if that keeps
-    its values; a float may lose digits. Masked values become nulls. Raises ValueError and
-    TypeError, which name the column.
+    its values. A float loses digits if its column has a smaller float, and nothing else does.
+    Masked values become nulls. Raises ValueError and TypeError, which name the column.
     """
     if isinstance(result, pa.RecordBatch):
         raise TypeError("a RecordBatch was returned; a dict of numpy arrays is wanted")
@@ -233,6 +237,8 @@ def _lists(array: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
         raise ValueError("an array of two dimensions or more is wanted")
     rows, length = array.shape[:2]
     values = _cast(array.reshape(rows * length, *array.shape[2:]), kind.value_type)
+    if values.null_count and not kind.value_field.nullable:
+        raise ValueError("it has masked values, and the lists of the column take no nulls")
     if kinds.is_fixed_size_list(kind):
         if length != kind.list_size:
             raise ValueError(f"{kind.list_size} values in each row are wanted")
@@ -248,19 +254,54 @@ def _flat(array: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
         mask, array = np.ma.getmaskarray(array), array.data
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    if array.dtype.kind == "O":
-        return pa.array(array, kind, mask=mask)
-    made = pa.array(array, mask=mask)
+    made = _objects(array, kind, mask) if array.dtype.kind == "O" else pa.array(array, mask=mask)
     if made.type == kind:
         return made
     if not _is_alike(made.type, kind):
         raise ValueError(f"{made.type} is not cast to {kind}")
     cast = made.cast(kind)
-    if kinds.is_floating(kind) and kinds.is_floating(made.type):
-        narrow = cast.to_numpy(zero_copy_only=False)
-        if np.any(np.isinf(narrow) & np.isfinite(array)):
-            raise ValueError("a value is too large")
+    _check_kept(made, cast)
     return cast
+
+
+def _objects(array: np.ndarray[Any, Any], kind: pa.DataType, mask: Any) -> pa.Array:
+    """Objects as a column of a type of their own, where Arrow would cut values to fit ``kind``."""
+    whole = kinds.is_integer(kind) or kinds.is_decimal(kind)
+    time = kinds.is_timestamp(kind) or kinds.is_duration(kind)
+    if not (whole or time or kinds.is_floating(kind) or kinds.is_date(kind)):
+        return pa.array(array, kind, mask=mask)
+    if whole and all(each is None or isinstance(each, int | np.integer) for each in array):
+        return pa.array(array, kind, mask=mask)  # some fit uint64 alone
+    made = pa.array(array, mask=mask)
+    if kinds.is_null(made.type):
+        return made.cast(kind)
+    if time and _is_alike(made.type, kind):
+        zone = {"tz": made.type.tz} if kinds.is_timestamp(made.type) else {}
+        finest = pa.timestamp if kinds.is_timestamp(made.type) else pa.duration
+        try:
+            return pa.array(array, finest("ns", **zone), mask=mask)  # those of pandas have them
+        except (pa.ArrowException, OverflowError):
+            return made  # before 1677 or after 2262
+    return made
+
+
+def _check_kept(made: pa.Array, cast: pa.Array) -> None:
+    """Raises ValueError where a cast of Arrow changes values without a word."""
+    one, other = made.type, cast.type
+    if kinds.is_floating(other):
+        before: Any = made.to_numpy(zero_copy_only=False) if kinds.is_floating(one) else 0.0
+        after = cast.to_numpy(zero_copy_only=False)
+        if np.any(np.isinf(after) & np.isfinite(before)):
+            raise ValueError("a value is too large")
+        if kinds.is_float16(other) and kinds.is_integer(one):
+            ends = pc.min_max(made).as_py()
+            if ends["min"] is not None and max(-ends["min"], ends["max"]) > _HALF_EXACT:
+                raise ValueError(f"whole numbers up to {_HALF_EXACT} alone are those of halffloat")
+        return
+    cut = kinds.is_date(other) or (kinds.is_decimal(other) and kinds.is_floating(one))
+    if cut and pc.all(pc.equal(cast.cast(one), made)).as_py() is False:
+        what = "a time of day" if kinds.is_date(other) else "digits"
+        raise ValueError(f"a value has {what} for which the column has no place")
 
 
 def _is_alike(one: pa.DataType, other: pa.DataType) -> bool:

@@ -125,8 +125,8 @@ class Jwt:
           ``authorize`` does, and may be a coroutine function.
         - ``refresh``: the set of keys is read again after so many seconds, while calls go on;
           and for a ``kid`` that it does not have, for which calls wait. ``retry``: not before so
-          many seconds after the last time. ``keep``: how long keys count that could not be read
-          again.
+          many seconds after the last time, and such calls get Busy till then. ``keep``: how long
+          keys count that could not be read again.
         - ``timeout``: seconds for one reading. ``limit``: bytes of the set.
         - ``remember``: valid tokens whose signature is not checked again for each call; 0: none.
           They are checked again once the keys were read again.
@@ -183,7 +183,10 @@ class Jwt:
                 raise ConfigError("Jwt: key is empty; one public key or more is wanted")
 
     def __call__(self, call: Call) -> Awaitable[bool | None] | bool | None:
-        """Raises Refused for a call whose token is not valid, and Busy without keys."""
+        """Raises Refused for a call whose token is not valid.
+
+        Raises Busy without keys, and for a key that may be in a set that is not read again yet.
+        """
         token = call.token
         if token is None:
             why = "the service asks for a token, and the call has none; give token=..."
@@ -200,8 +203,9 @@ class Jwt:
     async def _renew_and_decide(
         self, call: Call, token: str, algorithm: str, kid: str | None
     ) -> bool | None:
+        before = self._read_at
         await self._reload.run()
-        answer = self._decide(call, token, algorithm, kid)
+        answer = self._decide(call, token, algorithm, kid, fresh=self._read_at > before)
         return await answer if inspect.isawaitable(answer) else answer
 
     def _known(self, token: str) -> _Verified | None:
@@ -249,15 +253,16 @@ class Jwt:
         return [key for key in fitting if key.kid == kid]
 
     def _decide(
-        self, call: Call, token: str, algorithm: str, kid: str | None
+        self, call: Call, token: str, algorithm: str, kid: str | None, *, fresh: bool = False
     ) -> Awaitable[bool | None] | bool | None:
+        """The answer to a call. ``fresh``: the set of keys was read for it."""
         names: Any = {"peer": call.peer, "handler": call.handler}
         if self._set is not None and time.monotonic() >= self._read_at + self._keep:
             text = "the service cannot check tokens now, as it has no keys; try again later"
             raise Busy(text, **names)
         known = self._known(token)
         if known is None:
-            claims = self._verify(token, algorithm, kid, names)
+            claims = self._verify(token, algorithm, kid, fresh, names)
         else:
             claims = json.loads(known.claims)
         call.state.claims = claims
@@ -266,11 +271,20 @@ class Jwt:
             return None
         return self._allow(claims, call) if self._tells_call else self._allow(claims)
 
-    def _verify(self, token: str, algorithm: str, kid: str | None, names: Any) -> dict[str, Any]:
-        """What the token says, which is true and is remembered. Raises Refused."""
+    def _verify(
+        self, token: str, algorithm: str, kid: str | None, fresh: bool, names: Any
+    ) -> dict[str, Any]:
+        """What the token says, which is true and is remembered. Raises Refused and Busy."""
         held = self._keys  # others may come meanwhile
         keys = self._fitting(held, algorithm, kid)
         if not keys:
+            if self._set is not None and not fresh:
+                # Anyone can use up a reading, so the key may be a good one that is new.
+                text = (
+                    "the token is signed by a key that the service does not know, and it cannot "
+                    f"read its keys again yet; try again later (retry is {self._retry:g} s)"
+                )
+                raise Busy(text, **names)
             raise Refused("the token is signed by a key that the service does not know", **names)
         if len(keys) > _TRIED:
             text = f"the token does not say by which of {len(keys)} keys it is signed (kid)"
@@ -452,7 +466,13 @@ def _opener(ca: Pem | None) -> urllib.request.OpenerDirector:
             )
     except (OSError, ValueError) as error:
         raise ConfigError(f"Jwt: ca: no certificates could be read: {error}") from error
-    return urllib.request.build_opener(_Redirects(), urllib.request.HTTPSHandler(context=context))
+    # Without TLS keys come from this machine alone, and a proxy could give others.
+    proxies = {name: url for name, url in urllib.request.getproxies().items() if name != "http"}
+    return urllib.request.build_opener(
+        urllib.request.ProxyHandler(proxies),
+        _Redirects(),
+        urllib.request.HTTPSHandler(context=context),
+    )
 
 
 def _secret(secret: Any, algorithms: tuple[str, ...]) -> _Key:

@@ -307,19 +307,24 @@ def _entry(line: str) -> TokenEntry | None:
     if not words:
         return None
     name, *rest = words
-    if not _NAME.fullmatch(name) or not name.isprintable():
-        raise ValueError(f"{shown(name)} is no name; a line is: NAME sha256:HASH [handlers=A,B]")
     found = _HASH.fullmatch(rest[0]) if rest else None
     if found is None:
-        # What stands there may be a token, so it is not shown.
-        raise ValueError(f"{name!r} has no hash: sha256: and 64 hexadecimal digits are wanted")
+        # Any word of such a line may be a token, the first too, so none is shown.
+        raise ValueError(
+            "the line has no hash behind its name; a line is: NAME sha256:HASH [handlers=A,B], "
+            "and a hash has 64 hexadecimal digits"
+        )
+    if not _NAME.fullmatch(name) or not name.isprintable():
+        raise ValueError(f"{shown(name)} is no name; a line is: NAME sha256:HASH [handlers=A,B]")
     limits: dict[str, Any] = {}
     for word in rest[1:]:
         key, equals, value = word.partition("=")
         if key not in _LIMITS:
             near = near_miss(key, _LIMITS)
             hint = f"did you mean {near}=?" if near else f"known are {', '.join(_LIMITS)}"
-            raise ValueError(f"{shown(word)} of {name!r} is no limit of a token; {hint}")
+            # A token may stand here, and may end with the "=" of Base64.
+            what = shown(f"{key}=") if value.strip("=") else "a word"
+            raise ValueError(f"{what} of {name!r} is no limit of a token; {hint}")
         if not equals or not value:
             raise ValueError(f"{key}= of {name!r} has nothing behind it")
         if key in limits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import re
 from typing import Any
 
@@ -17,6 +18,7 @@ from aqueduct.errors import ConfigError
 
 DAY = datetime.date(2026, 1, 2)
 MOMENT = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+FAR = datetime.datetime(9999, 1, 2)
 TENSOR = pa.fixed_shape_tensor(pa.float32(), [2, 3])
 TURNED = pa.fixed_shape_tensor(pa.int16(), [2, 3], permutation=[1, 0])
 NUMBERS = [
@@ -219,7 +221,27 @@ CASTS: list[tuple[Any, pa.DataType, Any]] = [
         pa.timestamp("us", "UTC"),
         [MOMENT.replace(hour=0, minute=0, second=0)],
     ),
+    (np.array(["2026-01-02T00:00"], "M8[s]"), pa.date32(), [DAY]),
+    (np.array(["2026-01-02T00:00", "NaT"], "M8[ns]"), pa.date64(), [DAY, None]),
+    (np.array([MOMENT.replace(hour=0, minute=0, second=0), None]), pa.date32(), [DAY, None]),
+    (np.array([DAY, None]), pa.date64(), [DAY, None]),
+    (np.array([MOMENT]), pa.timestamp("s", "UTC"), [MOMENT]),
+    (np.array([FAR]), pa.timestamp("s"), [FAR]),
+    (np.array([datetime.timedelta(seconds=1)]), pa.duration("s"), [datetime.timedelta(seconds=1)]),
+    (np.array([1.0, None, 2], object), pa.int8(), [1, None, 2]),
+    (np.array([2**63, None], object), pa.uint64(), [2**63, None]),
+    (np.array([1.5, None], object), pa.float16(), [1.5, None]),
+    (np.array([None], object), pa.float32(), [None]),
+    (np.array([None], object), pa.duration("s"), [None]),
+    (np.array([], object), pa.int64(), []),
+    (np.array([2048, -2048]), pa.float16(), [2048.0, -2048.0]),
+    (np.array([], "i8"), pa.float16(), []),
+    (np.array([1.24, np.inf])[:1], pa.decimal128(5, 2), [decimal.Decimal("1.24")]),
+    (np.array([1.1], "f4"), pa.decimal128(5, 2), [decimal.Decimal("1.10")]),
+    (np.array([12, None]), pa.decimal128(5, 2), [decimal.Decimal(12), None]),
     (np.array([True]), pa.bool_(), [True]),
+    (np.ma.array([1e9, 1], mask=[True, False]), pa.float16(), [None, 1.0]),
+    (np.ma.array([1.5, 2], object, mask=[True, False]), pa.int8(), [None, 2]),
     (np.ma.array([1, 2], mask=[False, True]), pa.int64(), [1, None]),
     (np.ma.array([1.5, 2], mask=[False, True]), pa.float32(), [1.5, None]),
     (np.zeros((2, 0)), pa.list_(pa.float64()), [[], []]),
@@ -244,6 +266,35 @@ WRONG: list[tuple[Any, pa.DataType, str]] = [
     ),
     (np.array([1.5]), pa.int32(), "truncated"),
     (np.array([1e300]), pa.float32(), "a value is too large"),
+    (np.array([1e300], object), pa.float32(), "a value is too large"),
+    (np.array([70000]), pa.float16(), "a value is too large"),
+    (np.array([70000, None], object), pa.float16(), "a value is too large"),
+    (np.array([2049]), pa.float16(), "whole numbers up to 2048 alone are those of halffloat"),
+    (np.array([1.5], object), pa.int64(), "truncated"),
+    (np.array([decimal.Decimal("1.5")]), pa.int64(), "data loss"),
+    (np.array([True], object), pa.int64(), "Expected integer, got bool"),
+    (np.array([5], object), pa.timestamp("s"), "int64 is not cast to timestamp"),
+    (
+        np.array(["2026-01-02T03"], "M8[s]"),
+        pa.date32(),
+        "a time of day for which the column",
+    ),
+    (np.array(["2026-01-02T03"], "M8[ms]"), pa.date64(), "a time of day"),
+    (np.array([MOMENT]), pa.date32(), "a time of day"),
+    (np.array([MOMENT.replace(microsecond=1)]), pa.timestamp("s", "UTC"), "would lose data"),
+    (np.array([FAR.replace(microsecond=1)]), pa.timestamp("s"), "would lose data"),
+    (np.array([datetime.timedelta(microseconds=1)]), pa.duration("s"), "would lose data"),
+    (np.array([1.239]), pa.decimal128(5, 2), "digits for which the column has no place"),
+    (
+        np.ma.array([[1.0, 2.0]], mask=[[True, False]]),
+        pa.list_(pa.field("item", pa.float32(), nullable=False)),
+        "it has masked values, and the lists of the column take no nulls",
+    ),
+    (
+        np.array([[1.0, None]], object),
+        pa.list_(pa.field("item", pa.float32(), nullable=False), 2),
+        "the lists of the column take no nulls",
+    ),
     (np.array([2**60 + 1]), pa.float64(), "not in range"),
     (np.array([True]), pa.int8(), "bool is not cast to int8"),
     (np.array([1]), pa.bool_(), "int64 is not cast to bool"),
@@ -286,6 +337,14 @@ def test_arrays_that_are_none_for_their_column(array, kind, why):
 def test_results_that_make_no_batch(result, why):
     with pytest.raises((ValueError, TypeError), match=re.escape(why)):
         batch_of(result, _schema(x=pa.int64(), y=pa.int64()))
+
+
+def test_moments_of_pandas_keep_their_nanoseconds():
+    pandas = pytest.importorskip("pandas")
+    moments = np.array([pandas.Timestamp(1, unit="ns")], object)
+    assert batch_of(moments, _schema(x=pa.timestamp("ns")))["x"].cast(pa.int64())[0].as_py() == 1
+    with pytest.raises(ValueError, match="would lose data"):
+        batch_of(moments, _schema(x=pa.timestamp("us")))
 
 
 def test_masked_values_need_a_column_that_takes_nulls():

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -244,7 +245,7 @@ async def test_a_set_has_keys_for_signatures_alone(tmp_path, caplog):
         other | {"kid": "private"},
     ]
     path.write_text(json.dumps({"keys": members}))
-    async with connected(service(jwks=path)) as client:
+    async with connected(service(jwks=path, retry=0)) as client:
         assert await refusal(client, token(kid="good")) == ""
         assert await refusal(client, token(RSA, "PS256", kid="alg")) == ""
         for kid in ("enc", "ops", "oct", "curve", "private"):
@@ -352,6 +353,18 @@ class Keys:
         self.server = Server(("127.0.0.1", 0), Handler)
         self.url = f"https://127.0.0.1:{self.server.server_port}/keys"
 
+    @contextmanager
+    def serving(self) -> Iterator[Keys]:
+        thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.gate.set()
+            self.server.shutdown()
+            self.server.server_close()
+            thread.join(30)
+
 
 @pytest.fixture
 def keys(tmp_path) -> Iterator[Keys]:
@@ -364,13 +377,8 @@ def keys(tmp_path) -> Iterator[Keys]:
     found.server.socket = context.wrap_socket(
         found.server.socket, server_side=True, do_handshake_on_connect=False
     )
-    thread = threading.Thread(target=found.server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield found
-    found.gate.set()
-    found.server.shutdown()
-    found.server.server_close()
-    thread.join(30)
+    with found.serving():
+        yield found
 
 
 def fetching(keys: Keys, **options: Any) -> aqueduct.Service:
@@ -393,10 +401,39 @@ async def test_keys_are_fetched_once_and_again_for_one_that_is_new(keys):
 async def test_strangers_cannot_have_keys_fetched_all_the_time(keys):
     keys.content = key_set(one=EC)
     async with connected(fetching(keys)) as client:
+        assert "does not know" in await refusal(client, token(kid="x"))
         for number in range(5):
-            assert "does not know" in await refusal(client, token(kid=f"x{number}"))
+            with pytest.raises(Busy, match="does not know, and it cannot read its keys again yet"):
+                await client.call("echo", numbers(1), token=token(kid=f"x{number}"))
         assert keys.asked == 1
         assert await refusal(client, token(kid="one")) == ""
+
+
+async def test_a_new_key_is_not_refused_before_the_set_is_read_again(keys):
+    keys.content = key_set(one=EC)
+    good = token(OTHER, kid="two")
+    async with connected(fetching(keys, retry=0.5)) as client:
+        assert "does not know" in await refusal(client, token(kid="invented"))
+        keys.content = key_set(one=EC, two=OTHER)
+        found: list[str] = []
+        while not found or found[-1]:  # a machine may be slower than half a second
+            try:
+                assert await refusal(client, good) == ""
+                found.append("")
+            except Busy as error:
+                found.append(str(error))
+        assert all("try again later (retry is 0.5 s)" in text for text in found if text)
+
+
+async def test_a_key_is_not_refused_by_a_set_that_could_not_be_read(keys):
+    keys.content = key_set(one=EC)
+    async with connected(fetching(keys, retry=0)) as client:
+        assert await refusal(client, token(kid="one")) == ""
+        keys.content = 500
+        with pytest.raises(Busy, match="try again later"):
+            await client.call("echo", numbers(1), token=token(OTHER, kid="two"))
+        keys.content = key_set(two=OTHER)
+        assert await refusal(client, token(OTHER, kid="two")) == ""
 
 
 async def test_keys_that_are_old_are_renewed_while_calls_go_on(keys):
@@ -529,6 +566,24 @@ def test_what_cannot_work_is_refused(options, why):
 
 def test_keys_from_this_machine_need_no_tls():
     LOOSE.Jwt(jwks="http://localhost:1/keys")
+
+
+@pytest.mark.parametrize("leads", [False, True])
+async def test_keys_from_this_machine_come_through_no_proxy(keys, monkeypatch, leads):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    plain, proxy = Keys(), Keys()
+    plain.content, proxy.content = key_set(one=EC), key_set(one=OTHER)
+    url = plain.url.replace("https:", "http:")
+    with plain.serving(), proxy.serving():
+        monkeypatch.setenv("http_proxy", proxy.url.replace("https:", "http:"))
+        if leads:
+            keys.location = url
+        jwks = keys.url if leads else url
+        async with connected(service(jwks=jwks, ca=TLS.certificate)) as client:
+            assert await refusal(client, token(kid="one")) == ""
+            assert "signature" in await refusal(client, token(OTHER, kid="one"))
+        assert (plain.asked, proxy.asked, keys.asked) == (1, 0, int(leads))
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch):

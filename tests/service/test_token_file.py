@@ -161,14 +161,21 @@ GOOD = "a sha256:" + "1" * 64
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("a", "'a' has no hash: sha256: and 64 hexadecimal digits"),
-        ("a secret-token", "'a' has no hash"),
-        ("a sha256:" + "1" * 63, "'a' has no hash"),
-        ("a sha512:" + "1" * 64, "'a' has no hash"),
+        ("a", "the line has no hash behind its name; a line is: NAME sha256:HASH"),
+        ("secret-token", "the line has no hash"),
+        ("secret-token handlers=a", "the line has no hash"),
+        ("secret-token,= sha256:1", "the line has no hash"),
+        ("a secret-token", "the line has no hash"),
+        ("a sha256:" + "1" * 63, "the line has no hash .*a hash has 64 hexadecimal digits"),
+        ("a sha512:" + "1" * 64, "the line has no hash"),
         ("a,b " + OTHER, "'a,b' is no name; a line is: NAME sha256:HASH"),
         ("\x07 " + OTHER, r"'\\x07' is no name"),
-        (GOOD + " handler=a", "'handler=a' of 'a' is no limit of a token; did you mean handlers=?"),
-        (GOOD + " x=a", "'x=a' of 'a' is no limit of a token; known are handlers, tables, sinks"),
+        (GOOD + " handler=a", "'handler=' of 'a' is no limit of a token; did you mean handlers=?"),
+        (GOOD + " handler", "a word of 'a' is no limit of a token; did you mean handlers=?"),
+        (GOOD + " x=a", "'x=' of 'a' is no limit of a token; known are handlers, tables, sinks"),
+        (GOOD + " secret-token", "a word of 'a' is no limit of a token; known are handlers"),
+        (GOOD + " secret-token==", "a word of 'a' is no limit of a token; known are handlers"),
+        (GOOD + " token=secret-token", "'token=' of 'a' is no limit of a token; known are"),
         (GOOD + " handlers", "handlers= of 'a' has nothing behind it"),
         (GOOD + " handlers=", "handlers= of 'a' has nothing behind it"),
         (GOOD + " handlers=a,,b", "'handlers=a,,b': a name between commas is empty"),
@@ -239,6 +246,8 @@ async def test_a_broken_file_leaves_what_was_read_and_is_logged_once(path, caplo
     async with connected(service(path, recheck=0)) as client:
         for break_it in (
             lambda: written(path, "admin sha256:1"),
+            lambda: written(path, "# all", "secret-token"),
+            lambda: written(path, GOOD + " secret-token"),
             lambda: path.write_text(""),
             lambda: path.unlink(),
         ):
@@ -250,6 +259,7 @@ async def test_a_broken_file_leaves_what_was_read_and_is_logged_once(path, caplo
             (record,) = caplog.records
             assert record.levelno == logging.ERROR
             assert "the 6 tokens read before still hold" in record.getMessage()
+            assert "secret-token" not in caplog.text
         written(path, token_line("admin", "all"))
         assert await refusal(client, "echo", "all") == ""
         assert "read again: 1 tokens" in caplog.text
