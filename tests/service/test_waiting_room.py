@@ -401,9 +401,11 @@ async def test_an_exchange_that_sends_nothing_takes_nobody_s_place(handler):
     gate = Gate(places=1, queue=3)
     over = asyncio.Event()
 
+    none: list[pa.RecordBatch] = []
+
     async def nothing():
         await over.wait()
-        for batch in ():
+        for batch in none:
             yield batch
 
     async with serving(gate.service, "tcp") as running, AsyncExitStack() as stack:

@@ -185,7 +185,9 @@ def test_what_spark_adds_to_options_is_passed_by() -> None:
     found = settings_of(table, {})
     assert (found.handler, found.addresses) == ("words", ("aqueduct://a",))
     assert found.headers == (("Team", "blue"),)
-    assert settings_of({**given, "serialization.format": "1", "checkpointLocation": "/c"}, {})
+    assert settings_of(
+        {**given, "serialization.format": "1", "checkpointLocation": "/c", "queryName": "q"}, {}
+    )
     assert settings_of({**given, "option.address": "aqueduct://a"}, {}).handler == "words"
     by_path = {**own, "option.address": "aqueduct://a", "path": "words"}
     assert settings_of(by_path, {}).handler == "words"
