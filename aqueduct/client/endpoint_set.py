@@ -48,7 +48,8 @@ log = logger_of(__name__)
 ClientAddress: TypeAlias = "str | Address | Sequence[str | Address]"
 """One address of a service, or several."""
 Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Gives the IP addresses of a name and a port. Raises OSError if there is none."""
+"""Gives the IP addresses of a name and a port. Raises OSError if there is none; any other error
+counts the same."""
 
 _TROUBLE: Final = 5.0
 """Seconds for which calls begin elsewhere after an address did not answer."""
@@ -378,11 +379,15 @@ class EndpointSet:
         """Resolves names that never were. Raises ConnectFailed, and ConnectionLost if closed."""
         self._enter()
         self._check_open()
-        if self._named and not self._found:
+        if not self._named or self._found:
+            return
+        never = self._resolved == float("-inf")
+        # Calls with other addresses do not wait for a name that has none: ``tend`` asks again.
+        if never or (not self.targets and time.monotonic() - self._resolved >= _AGAIN):
             await asyncio.wait((self._resolve_soon(),))
             self._check_open()
-            if not self.targets and self._unresolved is not None:
-                raise self._unresolved
+        if not self.targets and self._unresolved is not None:
+            raise self._unresolved
 
     async def lease(self, endpoint: ClientEndpoint) -> ClientConnection:
         """The connection of an address. One that fails has its name resolved again."""
@@ -527,22 +532,34 @@ class EndpointSet:
     async def _records(self, address: Address) -> list[str]:
         name, resolver = address.host, self._options.resolver
         seconds = self._options.config.timing.connect_timeout
+        cause: BaseException | None = None
+        limit = asyncio.timeout(seconds)
         try:
-            async with asyncio.timeout(seconds):
+            async with limit:
                 if resolver is None:
                     infos = await look_up(name, address.port, socket.SOCK_STREAM)
                     records = [str(where[0]) for _, _, _, _, where in infos]
                 else:
                     records = [str(ip_address(each)) for each in await resolver(name, address.port)]
-        except TimeoutError:
-            reason = f"the name {name!r} was not resolved within {seconds:g} s"
-        except (OSError, ValueError) as error:
-            reason = f"the name {name!r} does not resolve ({error})"
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            cause = error  # of a task that the resolver waited for
+            reason = f"the name {name!r} does not resolve (its lookup was cancelled)"
+        except Exception as error:  # noqa: BLE001  a resolver is a program of its own
+            cause = error
+            if limit.expired():
+                reason = f"the name {name!r} was not resolved within {seconds:g} s"
+            else:
+                known = isinstance(error, OSError | ValueError) and str(error)
+                said = str(error) if known else f"{type(error).__name__}: {error}"
+                reason = f"the name {name!r} does not resolve ({said})"
         else:
             if records:
                 return list(dict.fromkeys(records))
             reason = f"the name {name!r} has no address"
-        raise ConnectFailed(f"{plain(address)}: {reason}", reason=reason)
+        raise ConnectFailed(f"{plain(address)}: {reason}", reason=reason) from cause
 
     def _endpoint(self, address: Address, ip: str) -> ClientEndpoint:
         """The endpoint of one record: its certificate is that of the name."""
