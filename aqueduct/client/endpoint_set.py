@@ -106,6 +106,8 @@ class ClientEndpoint:
         self._options = options
         self._backoff = Backoff(options.backoff, options.backoff_limit)
         self._connecting: asyncio.Task[ClientConnection] | None = None
+        self.waiting = 0
+        """How many wait for the attempt to connect."""
         self._trouble = 0.0
         self._error = ""
         self._lost: ClientConnection | None = None
@@ -175,7 +177,11 @@ class ClientEndpoint:
             reason = "its name resolves to it no more"
             raise ConnectFailed(f"{self.bare}: {reason}", reason=reason)
         task = self.connect_soon()
-        await asyncio.wait((task,))  # others wait for it, too: it is not cancelled with this one
+        self.waiting += 1
+        try:
+            await asyncio.wait((task,))  # others wait, too: it is not cancelled with this one
+        finally:
+            self.waiting -= 1
         if task.cancelled():
             raise ConnectionLost(f"the client of {self.bare} is closed")
         return task.result()
@@ -273,7 +279,8 @@ class EndpointSet:
         self.reconnects = reconnects
         """Whether a connection that is lost is made again."""
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._pid = os.getpid()
+        self._pid: int | None = None
+        """The process that used it first."""
         self._turn = 0
         self._retiring: set[ClientEndpoint] = set()
         self._resolved = float("-inf")
@@ -292,7 +299,7 @@ class EndpointSet:
         endpoint = ClientEndpoint(unknown, link.address, options)
         endpoint.link, endpoint.connections = link, 1
         made.targets, made.single, made.addresses = (endpoint,), endpoint, (link.address,)
-        made.loop = link.connection.loop
+        made.loop, made._pid = link.connection.loop, os.getpid()
         return made
 
     # For any thread
@@ -346,9 +353,9 @@ class EndpointSet:
         if link is not None:
             link.connection.check_here()
             return
-        if self._pid != os.getpid():
+        if self._forked:
             raise LocalProtocolError(
-                f"the client of {self.places} was made in process {self._pid}, and this is process "
+                f"the client of {self.places} was used in process {self._pid}, and this is process "
                 f"{os.getpid()}; make a client after the fork"
             )
         running = asyncio._get_running_loop()
@@ -407,22 +414,26 @@ class EndpointSet:
         return task
 
     async def give_up(self) -> None:
-        """Ends what is being made, for whoever cannot wait for it; it may be tried again."""
+        """Ends what is being made and nobody waits for; it may be tried again."""
         for endpoint in self.targets:
-            await endpoint.give_up()
+            if not endpoint.waiting:
+                await endpoint.give_up()
 
     async def close(self) -> None:
-        """Closes all connections, and ends what is being made. In a forked child, nothing."""
+        """Closes all connections, and ends what is being made. In a forked child, nothing.
+
+        Each call does all of it: the one before may have been cancelled, or be under way.
+        """
         link, before, self.closed = self.last, self.closed, True
         try:
             if link is not None:
                 await link.close()
-            elif self._pid == os.getpid():
+            elif not self._forked:
                 self.check_here()
         except LocalProtocolError:  # on another event loop
             self.closed = before
             raise
-        if before or self._pid != os.getpid():
+        if self._forked:
             return
         for news in tuple(self.queues):
             news.put((None, None))
@@ -436,9 +447,14 @@ class EndpointSet:
 
     # Within
 
+    @property
+    def _forked(self) -> bool:
+        """Whether another process used it first."""
+        return self._pid is not None and self._pid != os.getpid()
+
     def _enter(self) -> None:
         if self.loop is None:
-            self.loop = asyncio.get_running_loop()
+            self.loop, self._pid = asyncio.get_running_loop(), os.getpid()
 
     def _check_open(self) -> None:
         if self.closed:
@@ -446,10 +462,22 @@ class EndpointSet:
 
     async def _first(self) -> ClientConnection:
         targets = self.in_order()
-        waiting = {endpoint.connect_soon() for endpoint in targets if not endpoint.alive}
+        missing = [endpoint for endpoint in targets if not endpoint.alive]
+        waiting = {endpoint.connect_soon() for endpoint in missing}
         best = self.best()
         if best is not None and best.link is not None:
             return best.link
+        for endpoint in missing:
+            endpoint.waiting += 1
+        try:
+            return await self._first_of(targets, waiting)
+        finally:
+            for endpoint in missing:
+                endpoint.waiting -= 1
+
+    async def _first_of(
+        self, targets: list[ClientEndpoint], waiting: set[asyncio.Task[ClientConnection]]
+    ) -> ClientConnection:
         failed: BaseException | None = None
         while waiting:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
