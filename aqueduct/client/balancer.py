@@ -115,6 +115,8 @@ class Balancer:
         """When which batch is late: its call, its number there, and in the input."""
         self._failures = 0
         """Since the last answer."""
+        self._failed: set[Endpoint] = set()
+        """Addresses that failed since the last answer, or since a failure was counted."""
         self._lost: AqueductError | None = None
         """Why a batch that was sent before all of this may have been worked on."""
         self._received = False
@@ -255,10 +257,10 @@ class Balancer:
         for service in self._calls.services:
             if service.target is target:
                 self._calls.failed(service, unreachable=isinstance(error, ConnectFailed))
-                self._count(error, lost=lost)
+                self._count(service, error, lost=lost)
                 self._warn(service, error)
                 return
-        self._count(error, lost=lost)
+        self._count(None, error, lost=lost)
 
     def close(self, *, well: bool) -> None:
         """Gives up everything that is open."""
@@ -445,6 +447,7 @@ class Balancer:
         """The batch that is answered; None: this handler's answers are not those of batches."""
         call.service.backoff.succeeded()
         self._failures = 0
+        self._failed.clear()
         if not self._spreads:
             return None
         waiting = call.answered(number)
@@ -515,7 +518,7 @@ class Balancer:
         unreachable = isinstance(error, ConnectFailed)
         self._calls.failed(service, unreachable=unreachable)
         self._refresh()
-        self._count(error, lost=False)
+        self._count(service, error, lost=False)
         self._warn(service, error)
 
     def _broke(self, call: OpenCall, error: BaseException) -> None:
@@ -541,7 +544,7 @@ class Balancer:
         addresses.failed(call.service, unreachable=False)
         for each in waiting:
             heappush(self._again, (each.number, each))
-        self._count(error, lost=bool(waiting))
+        self._count(call.service, error, lost=bool(waiting))
         self._warn(call.service, error)
 
     def _warn(self, service: Endpoint, error: AqueductError) -> None:
@@ -556,16 +559,20 @@ class Balancer:
             pause,
         )
 
-    def _count(self, error: AqueductError, *, lost: bool) -> None:
+    def _count(self, service: Endpoint | None, error: AqueductError, *, lost: bool) -> None:
         """Raises ``error`` if that was one too many since the last answer.
 
-        What fails while another address is left, or at work, counts only if batches were ``lost``.
+        Unless batches were ``lost``, addresses count together: once each of them has failed, and
+        no call is at work. An attempt on its way says nothing: a silent address always has one.
         """
-        addresses, now = self._calls, time.monotonic()
-        others = addresses.free(now) is not None or any(True for _ in addresses.opening)
-        others = others or any(call.accepted and not call.finished for call in addresses.calls)
-        if others and not lost:
-            return
+        if service is not None:
+            self._failed.add(service)
+        if not lost:
+            if any(each not in self._failed for each in self._calls.services):
+                return
+            if any(call.accepted and not call.finished for call in self._calls.calls):
+                return
+        self._failed.clear()
         if self._failures >= self._spec.retries:
             raise self._given_up(error)
         self._failures += 1

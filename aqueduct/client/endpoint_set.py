@@ -48,7 +48,8 @@ log = logger_of(__name__)
 ClientAddress: TypeAlias = "str | Address | Sequence[str | Address]"
 """One address of a service, or several."""
 Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Gives the IP addresses of a name and a port. Raises OSError if there is none."""
+"""Gives the IP addresses of a name and a port. Raises OSError if there is none; any other error
+counts the same."""
 
 _TROUBLE: Final = 5.0
 """Seconds for which calls begin elsewhere after an address did not answer."""
@@ -105,6 +106,8 @@ class ClientEndpoint:
         self._options = options
         self._backoff = Backoff(options.backoff, options.backoff_limit)
         self._connecting: asyncio.Task[ClientConnection] | None = None
+        self.waiting = 0
+        """How many wait for the attempt to connect."""
         self._trouble = 0.0
         self._error = ""
         self._lost: ClientConnection | None = None
@@ -174,7 +177,11 @@ class ClientEndpoint:
             reason = "its name resolves to it no more"
             raise ConnectFailed(f"{self.bare}: {reason}", reason=reason)
         task = self.connect_soon()
-        await asyncio.wait((task,))  # others wait for it, too: it is not cancelled with this one
+        self.waiting += 1
+        try:
+            await asyncio.wait((task,))  # others wait, too: it is not cancelled with this one
+        finally:
+            self.waiting -= 1
         if task.cancelled():
             raise ConnectionLost(f"the client of {self.bare} is closed")
         return task.result()
@@ -274,7 +281,8 @@ class EndpointSet:
         self.reconnects = reconnects
         """Whether a connection that is lost is made again."""
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._pid = os.getpid()
+        self._pid: int | None = None
+        """The process that used it first."""
         self._turn = 0
         self._retiring: set[ClientEndpoint] = set()
         self._resolved = float("-inf")
@@ -293,7 +301,7 @@ class EndpointSet:
         endpoint = ClientEndpoint(unknown, link.address, options)
         endpoint.link, endpoint.connections = link, 1
         made.targets, made.single, made.addresses = (endpoint,), endpoint, (link.address,)
-        made.loop = link.connection.loop
+        made.loop, made._pid = link.connection.loop, os.getpid()
         return made
 
     # For any thread
@@ -347,9 +355,9 @@ class EndpointSet:
         if link is not None:
             link.connection.check_here()
             return
-        if self._pid != os.getpid():
+        if self._forked:
             raise LocalProtocolError(
-                f"the client of {self.places} was made in process {self._pid}, and this is process "
+                f"the client of {self.places} was used in process {self._pid}, and this is process "
                 f"{os.getpid()}; make a client after the fork"
             )
         running = asyncio._get_running_loop()
@@ -380,11 +388,15 @@ class EndpointSet:
         """Resolves names that never were. Raises ConnectFailed, and ConnectionLost if closed."""
         self._enter()
         self._check_open()
-        if self._named and not self._found:
+        if not self._named or self._found:
+            return
+        never = self._resolved == float("-inf")
+        # Calls with other addresses do not wait for a name that has none: ``tend`` asks again.
+        if never or (not self.targets and time.monotonic() - self._resolved >= _AGAIN):
             await asyncio.wait((self._resolve_soon(),))
             self._check_open()
-            if not self.targets and self._unresolved is not None:
-                raise self._unresolved
+        if not self.targets and self._unresolved is not None:
+            raise self._unresolved
 
     async def lease(self, endpoint: ClientEndpoint) -> ClientConnection:
         """The connection of an address. One that fails has its name resolved again."""
@@ -404,22 +416,26 @@ class EndpointSet:
         return task
 
     async def give_up(self) -> None:
-        """Ends what is being made, for whoever cannot wait for it; it may be tried again."""
+        """Ends what is being made and nobody waits for; it may be tried again."""
         for endpoint in self.targets:
-            await endpoint.give_up()
+            if not endpoint.waiting:
+                await endpoint.give_up()
 
     async def close(self) -> None:
-        """Closes all connections, and ends what is being made. In a forked child, nothing."""
+        """Closes all connections, and ends what is being made. In a forked child, nothing.
+
+        Each call does all of it: the one before may have been cancelled, or be under way.
+        """
         link, before, self.closed = self.last, self.closed, True
         try:
             if link is not None:
                 await link.close()
-            elif self._pid == os.getpid():
+            elif not self._forked:
                 self.check_here()
         except LocalProtocolError:  # on another event loop
             self.closed = before
             raise
-        if before or self._pid != os.getpid():
+        if self._forked:
             return
         for news in tuple(self.queues):
             news.put((None, None))
@@ -433,9 +449,14 @@ class EndpointSet:
 
     # Within
 
+    @property
+    def _forked(self) -> bool:
+        """Whether another process used it first."""
+        return self._pid is not None and self._pid != os.getpid()
+
     def _enter(self) -> None:
         if self.loop is None:
-            self.loop = asyncio.get_running_loop()
+            self.loop, self._pid = asyncio.get_running_loop(), os.getpid()
 
     def _check_open(self) -> None:
         if self.closed:
@@ -443,10 +464,22 @@ class EndpointSet:
 
     async def _first(self) -> ClientConnection:
         targets = self.in_order()
-        waiting = {endpoint.connect_soon() for endpoint in targets if not endpoint.alive}
+        missing = [endpoint for endpoint in targets if not endpoint.alive]
+        waiting = {endpoint.connect_soon() for endpoint in missing}
         best = self.best()
         if best is not None and best.link is not None:
             return best.link
+        for endpoint in missing:
+            endpoint.waiting += 1
+        try:
+            return await self._first_of(targets, waiting)
+        finally:
+            for endpoint in missing:
+                endpoint.waiting -= 1
+
+    async def _first_of(
+        self, targets: list[ClientEndpoint], waiting: set[asyncio.Task[ClientConnection]]
+    ) -> ClientConnection:
         failed: BaseException | None = None
         while waiting:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -529,22 +562,34 @@ class EndpointSet:
     async def _records(self, address: Address) -> list[str]:
         name, resolver = address.host, self._options.resolver
         seconds = self._options.config.timing.connect_timeout
+        cause: BaseException | None = None
+        limit = asyncio.timeout(seconds)
         try:
-            async with asyncio.timeout(seconds):
+            async with limit:
                 if resolver is None:
                     infos = await look_up(name, address.port, socket.SOCK_STREAM)
                     records = [str(where[0]) for _, _, _, _, where in infos]
                 else:
                     records = [str(ip_address(each)) for each in await resolver(name, address.port)]
-        except TimeoutError:
-            reason = f"the name {name!r} was not resolved within {seconds:g} s"
-        except (OSError, ValueError) as error:
-            reason = f"the name {name!r} does not resolve ({error})"
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            cause = error  # of a task that the resolver waited for
+            reason = f"the name {name!r} does not resolve (its lookup was cancelled)"
+        except Exception as error:  # noqa: BLE001  a resolver is a program of its own
+            cause = error
+            if limit.expired():
+                reason = f"the name {name!r} was not resolved within {seconds:g} s"
+            else:
+                known = isinstance(error, OSError | ValueError) and str(error)
+                said = str(error) if known else f"{type(error).__name__}: {error}"
+                reason = f"the name {name!r} does not resolve ({said})"
         else:
             if records:
                 return list(dict.fromkeys(records))
             reason = f"the name {name!r} has no address"
-        raise ConnectFailed(f"{plain(address)}: {reason}", reason=reason)
+        raise ConnectFailed(f"{plain(address)}: {reason}", reason=reason) from cause
 
     def _endpoint(self, address: Address, ip: str) -> ClientEndpoint:
         """The endpoint of one record: its certificate is that of the name."""

@@ -319,8 +319,14 @@ class OpenCalls:
     def free(self, now: float) -> Endpoint | None:
         """The service to call next, if one may be called now."""
         found = [service for service in self.services if service.is_free(now)]
-        # Sorted is stable: those that others had no trouble with, in their order.
-        found.sort(key=lambda service: self._connector.in_trouble(service.target, now))
+        # Sorted is stable: those that others had no trouble with, then those that failed least
+        # here, in their order. Or the first of many silent ones would be tried for ever.
+        found.sort(
+            key=lambda service: (
+                self._connector.in_trouble(service.target, now),
+                service.backoff.failures,
+            )
+        )
         return found[0] if found else None
 
     def begin(self, service: Endpoint) -> None:

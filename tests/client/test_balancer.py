@@ -311,3 +311,58 @@ def test_an_address_that_cannot_be_reached_counts_once_no_other_is_left():
     work.balancer._calls.begin(service)
     with pytest.raises(ConnectFailed, match=r"tried once .* at a and b \(retries=0\)"):
         work.connect(ConnectFailed("refused"))
+
+
+def silent_pair(**options: Any) -> Work:
+    """Two addresses that say nothing: an attempt is always on its way somewhere."""
+    work = Work("a", "b", **options)
+    work.step()
+    work.now = 2e9  # above the limit for hedging
+    work.step()
+    assert [place.bare for place, _ in work.script.wanted] == ["a", "b"]
+    return work
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_addresses_that_say_nothing_count_once_each_has_failed(retries):
+    work = silent_pair(retries=retries)
+    silent = ConnectFailed("nobody answers")
+    for _ in range(2 * retries + 1):
+        work.connect(silent)
+        assert work.step() is NextStep.WAIT  # it is tried again, beside the other one
+        assert len(work.script.wanted) == 2
+    with pytest.raises(ConnectFailed, match=rf"without an answer at a and b \(retries={retries}"):
+        work.connect(silent)
+
+
+def test_an_address_that_is_gone_is_not_waited_for():
+    work = silent_pair()
+    work.connect(ConnectFailed("nobody answers"))
+    work.script.places = work.script.places[:1]
+    with pytest.raises(ConnectFailed, match="nobody answers"):
+        work.step()
+        work.script.wanted.pop(0)  # of b
+        work.connect(ConnectFailed("nobody answers"))
+
+
+def test_an_answer_begins_the_count_anew():
+    work = silent_pair()
+    work.connect(ConnectFailed("nobody answers"))
+    work.connect()
+    tag, _ = work.accept()
+    work.give(1)
+    work.step()
+    work.answer(tag, 0, 1)
+    work.news.put((tag, Failed(ConnectionLost("cut"))))
+    work.read()  # b has failed since, and a has not
+    assert work.answers() == [1]
+
+
+def test_untried_addresses_come_before_those_that_failed():
+    work = Work("a", "b", "c")
+    work.step()
+    work.connect(ConnectFailed("nobody answers"))
+    work.step()
+    work.now = 2e9
+    work.step()
+    assert [place.bare for place, _ in work.script.wanted] == ["b", "c"]

@@ -203,6 +203,61 @@ async def test_a_name_that_does_not_resolve_is_an_error():
         await client.close()
 
 
+class Failing(Records):
+    """A name server whose program fails."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    async def __call__(self, name: str, port: int) -> tuple[str, ...]:
+        self.asked.append((name, port))
+        await asyncio.sleep(0)
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("it broke"), r"does not resolve \(RuntimeError: it broke\)"),
+        (KeyError("records"), r"does not resolve \(KeyError: 'records'\)"),
+        (TimeoutError("too slow"), r"does not resolve \(too slow\)"),
+        (OSError(), r"does not resolve \(OSError: \)"),
+        (asyncio.CancelledError(), r"does not resolve \(its lookup was cancelled\)"),
+    ],
+    ids=lambda given: "" if isinstance(given, str) else type(given).__name__,
+)
+async def test_any_error_of_a_resolver_is_that_of_the_call(error, said):
+    address = f"aqueduct+tcp://{NAME}"
+    records = Failing(error)
+    async with asyncio.timeout(20):
+        client = aqueduct.Client(address, resolve="1h", resolver=records)
+        for _ in range(3):
+            with pytest.raises(ConnectFailed, match=said) as failed:
+                await client.call("echo", numbers(1))
+            assert failed.value.__cause__ is error
+        assert len(records.asked) == 1  # its calls came within a second
+        client._endpoints._resolved -= 2  # seconds
+        with pytest.raises(ConnectFailed, match=said):
+            await everything(client.exchange("echo", [numbers(1)]))
+        assert len(records.asked) == 2
+        await client.close()
+        with pytest.raises(ConnectFailed, match=said):
+            await aqueduct.Client.connect(address, resolve="1h", resolver=records)
+
+
+async def test_a_resolver_that_fails_is_not_asked_by_every_call(caplog):
+    async with listening("127.0.0.1") as (port, seen, _):
+        given = [f"aqueduct+tcp://127.0.0.1:{port}", f"aqueduct+tcp://{NAME}:{port}?resolve=1h"]
+        records = Failing(RuntimeError("the registry broke"))
+        async with aqueduct.Client(given, resolver=records) as client:
+            await ask(client, 5)
+            for n in range(3):
+                await everything(client.exchange("echo", [numbers(n)]))
+        assert len(seen) == 8 and len(records.asked) == 1
+    assert "RuntimeError: the registry broke); the addresses from before are used" in caplog.text
+
+
 async def test_records_beside_other_addresses():
     async with listening("127.0.0.1", "127.0.0.2") as (port, seen, _):
         given = [f"aqueduct+tcp://127.0.0.1:{port}", f"aqueduct+tcp://{NAME}:{port}?resolve=1h"]

@@ -393,6 +393,73 @@ async def test_an_entry_that_is_cancelled_leaves_nothing_behind():
         await client.close()
 
 
+async def test_an_entry_that_is_cancelled_leaves_attempts_that_others_wait_for():
+    with silence() as place:
+        client = aqueduct.Client([place, place + "?verify=off"])
+        entries = [asyncio.ensure_future(client.__aenter__()) for _ in range(2)]
+        call = asyncio.ensure_future(client.call("echo", numbers(1)))
+        await until(lambda: all(each.waiting >= 2 for each in client._endpoints.targets[:1]))
+        entries[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entries[0]
+        await asyncio.sleep(0)
+        assert not entries[1].done() and not call.done()
+        await client.close()
+        for each in (entries[1], call):
+            with pytest.raises(ConnectionLost, match="is closed"):
+                await each
+
+
+async def test_a_close_that_is_cancelled_can_be_made_up_for():
+    async with asked(3) as (_, _, places):
+        client = aqueduct.Client(places)
+        await client.__aenter__()
+        await until(lambda: all(state.connected for state in client.endpoints))
+        closing = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await client.close()
+        assert not any(state.connected for state in client.endpoints)
+
+
+async def test_a_second_close_waits_for_the_first():
+    async with asked(3) as (_, _, places):
+        client = aqueduct.Client(places)
+        await client.__aenter__()
+        await until(lambda: all(state.connected for state in client.endpoints))
+        closing = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0)
+        await client.close()
+        assert not any(state.connected for state in client.endpoints)
+        await closing
+
+
+def test_a_client_belongs_to_the_process_that_uses_it_first():
+    """It may be made before a fork, as a global of a program that forks workers."""
+    program = (
+        "import asyncio, os, aqueduct\n"
+        "client = aqueduct.Client(['memory://a', 'memory://b'])\n"
+        "pid = os.fork()\n"
+        "async def main():\n"
+        "    client.check_here()\n"
+        "    client._endpoints.tend()\n"
+        "    await client.close()\n"
+        "if pid == 0:\n"
+        "    try:\n"
+        "        asyncio.run(main())\n"
+        "        print('used in the child', flush=True)\n"
+        "    finally:\n"
+        "        os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "used in the child" in done.stdout, done.stderr
+
+
 async def test_a_batch_has_a_deadline_of_its_own():
     async with asked(1) as ([service], _, places), aqueduct.Client(places) as client:
         stream = client.exchange("gated", [numbers(1)], batch_deadline="50ms")
