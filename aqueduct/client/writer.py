@@ -536,7 +536,7 @@ class Writer:
             prepared = [each.prepared for each in self._since if each.prepared is not None]
             write_key = numbered(self.key, number)
             kept = {"writer": self._execution, "rows": rows, "note": note}
-            text = Settlement(write_key, tuple(prepared), note=kept).to_json()
+            text = Settlement(write_key, tuple(prepared), self._execution, note=kept).to_json()
 
             async def ask(tries: int) -> Mapping[str, Any]:
                 answer = await self._ask(COMMIT, text, write_key.key)

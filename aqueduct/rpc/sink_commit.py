@@ -40,6 +40,7 @@ __all__ = [
     "Source",
     "WriteKey",
     "document_of",
+    "number_of",
     "numbered",
     "to_batch",
 ]
@@ -150,7 +151,8 @@ class Settlement:
     prepared: tuple[PreparedAttempt, ...] = ()
     """To be committed: these and no others. To be aborted: these, and all that are known."""
     execution: str | None = None
-    """Of an abort: the attempts of this execution alone; None: those of all."""
+    """Of an abort: the attempts of this execution alone; None: those of all. Of a writer's commit:
+    that of the writer."""
     note: Any = None
     """Of a commit: JSON that the sink keeps with it; None: none."""
 
@@ -179,7 +181,7 @@ class Settlement:
         write_key = _write_key_from_json(document, where)
         execution = document.get("execution")
         if execution is not None:
-            _check_text(execution, "the execution of an abort")
+            _check_text(execution, "the execution of a commit or abort")
         prepared, seen = [], set()
         for entry in _member(document, "attempts", list, where):
             attempt = _attempt_from_json(write_key, entry)
@@ -306,6 +308,13 @@ def numbered(key: str, number: int) -> WriteKey:
     """The write key of commit ``number`` of the writer with ``key``. Raises BadCall."""
     _check_text(key, "the key of a writer", least=1, most=_KEY_LIMIT - _NUMBER_BYTES)
     return WriteKey(f"{key}/{number}")
+
+
+def number_of(write_key: WriteKey) -> tuple[str, int] | None:
+    """The key of the writer and the number of the commit; None: the write key is none of these."""
+    key, slash, number = write_key.key.rpartition("/")
+    found = slash and number.isascii() and number.isdigit() and len(number) < _NUMBER_BYTES
+    return (key, int(number)) if found and str(int(number)) == number else None
 
 
 def to_batch(text: str) -> pa.RecordBatch:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aqueduct.errors import BadCall, Busy, Refused
-from aqueduct.rpc.sink_commit import Attempt, PreparedAttempt, WriteKey
+from aqueduct.rpc.sink_commit import Attempt, PreparedAttempt, WriteKey, number_of
 
 __all__ = ["Attempts", "KeyedLock", "Known"]
 
@@ -25,6 +25,8 @@ _COMMITTED: Final = "its write is committed without it"
 _ENDED_LIMIT: Final = 4096
 """Executions that are known to be over; a late attempt of an older one waits for its time to live.
 """
+_CLAIMS_LIMIT: Final = 4096
+"""Keys of writers whose last claim is known; of an older one the first commit counts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +53,15 @@ class _KnownWrite:
     attempts: dict[str, Known] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _LastClaim:
+    number: int
+    """Of the first commit that it is for."""
+    execution: str
+    why: str
+    """What others are told."""
+
+
 class Attempts:
     """The attempts at one sink that are open, or prepared and not settled. Thread-safe."""
 
@@ -60,17 +71,20 @@ class Attempts:
         self._writes: dict[str, _KnownWrite] = {}
         self._count = 0
         self._ended: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._claims: OrderedDict[str, _LastClaim] = OrderedDict()
         self._lock = threading.Lock()
 
     def begin(self, attempt: Attempt) -> Known:
         """A new attempt is open.
 
         Raises Busy above the limit, BadCall for one that is known, and Refused for one whose
-        execution is over: Spark may start a task while it gives up the others of its job.
+        execution is over: Spark may start a task while it gives up the others of its job, and
+        another writer may have claimed the key.
         """
         with self._lock:
             why = self._ended.get((attempt.write_key.key, attempt.execution))
-            if why is not None:
+            why = why or self._lost(attempt.write_key, attempt.execution)
+            if why:
                 raise Refused(f"{attempt} comes too late: {why}")
             if self._count >= self._limit:
                 raise Busy(
@@ -147,10 +161,18 @@ class Attempts:
     def claimed(self, write_key: WriteKey, execution: str, why: str) -> list[PreparedAttempt]:
         """Only ``execution`` goes on with the write: gives what others prepared, and forgets it.
 
-        What others have open is told, and later attempts of theirs are refused.
+        What others have open is told, and later attempts of theirs are refused, at this commit of
+        the writer's key and at those after it.
         """
         others = []
+        numbered = number_of(write_key)
         with self._lock:
+            if numbered is not None:
+                key, number = numbered
+                self._claims[key] = _LastClaim(number, execution, why)
+                self._claims.move_to_end(key)
+                if len(self._claims) > _CLAIMS_LIMIT:
+                    self._claims.popitem(last=False)
             for known in self._of(write_key):
                 if known.attempt.execution == execution:
                     continue
@@ -161,6 +183,11 @@ class Attempts:
                     others.append(PreparedAttempt(known.attempt, known.receipt))
                 self._end(write_key, known.attempt.execution, why)
         return others
+
+    def lost(self, write_key: WriteKey, execution: str) -> str:
+        """Why this execution may not commit the write; "" while it may."""
+        with self._lock:
+            return self._lost(write_key, execution)
 
     def expired(self, seconds: float) -> list[WriteKey]:
         """The writes of which nothing was heard for so long, and that have no attempt open."""
@@ -185,6 +212,15 @@ class Attempts:
     def _of(self, write_key: WriteKey) -> list[Known]:
         entry = self._writes.get(write_key.key)
         return [] if entry is None else list(entry.attempts.values())
+
+    def _lost(self, write_key: WriteKey, execution: str) -> str:
+        numbered = number_of(write_key)
+        if numbered is None:
+            return ""
+        last = self._claims.get(numbered[0])
+        if last is None or last.execution == execution or numbered[1] < last.number:
+            return ""
+        return last.why
 
     def _add(self, known: Known, seconds: float) -> bool:
         write_key, heard = known.attempt.write_key, time.monotonic() - seconds

@@ -62,7 +62,7 @@ import pyarrow as pa
 
 from aqueduct.arguments import signature_of
 from aqueduct.config import Sinks
-from aqueduct.errors import BadCall, ConfigError
+from aqueduct.errors import BadCall, ConfigError, WriteLost
 from aqueduct.escaping import logger_of
 from aqueduct.rpc.sink_commit import (
     ABORT,
@@ -364,6 +364,7 @@ class Sink:
         async with self._turns.turn(write_key.key):
             call.check()  # a client that gave up may have asked for something else since
             prepared = list(settlement.prepared)
+            self._check_claim(settlement)
             result = await self._run(lambda: commit(write_key, prepared, *more), commit)
             others = await apart(self.attempts.committed, write_key, prepared)
             if _is_repeated(result):
@@ -375,6 +376,16 @@ class Sink:
                     log.exception("sink %r: attempts that lost were not aborted", self.name)
                     self._recall(others)
         return result
+
+    def _check_claim(self, settlement: Settlement) -> None:
+        """Raises WriteLost for a commit by attempts of a writer whose key another one has."""
+        executions = {each.attempt.execution for each in settlement.prepared}
+        if settlement.execution is not None:
+            executions.add(settlement.execution)
+        for execution in executions:
+            why = self.attempts.lost(settlement.write_key, execution)
+            if why:
+                raise WriteLost(f"the commit {settlement.write_key.key!r} comes too late: {why}")
 
     async def _settle_abort(self, settlement: Settlement, call: Call | None) -> None:
         write_key, abort = settlement.write_key, self.sink.abort

@@ -517,20 +517,40 @@ async def test_a_later_writer_takes_the_key_over(
     assert shelf.rows == [2] and shelf.staged == {}
 
 
+@pytest.mark.parametrize("rows", [True, False], ids=["rows", "a note alone"])
+async def test_a_former_writer_that_has_written_nothing_yet_has_lost_the_key(
+    client: aqueduct.Client, shelf: NotedShelf, rows: bool
+) -> None:
+    former = await client.writer("shelf", key="k").open()
+    later = await client.writer("shelf", key="k").open()
+    if rows:
+        await former.write(numbers(1))
+    with pytest.raises(WriteLost, match="another writer has claimed the key 'k'"):
+        await former.commit("former")
+    await later.write(numbers(2))
+    await later.commit("later")
+    await later.write(numbers(3))
+    await later.commit("latest")
+    await later.close()
+    await former.abort()
+    assert shelf.rows == [2, 3] and shelf.staged == {}
+
+
 async def test_of_two_writers_that_do_not_know_each_other_the_first_commit_counts(
     client: aqueduct.Client, shelf: NotedShelf
 ) -> None:
-    """As with services of several processes: the claim finds nothing of the other one there."""
+    """The sink has two services, and each knows its own claims."""
     former = await client.writer("shelf", key="k").open()
-    later = await client.writer("shelf", key="k").open()
     await former.write(numbers(1))
-    await later.write(numbers(2))
-    await later.commit("later")
+    async with connected_to(shelf) as elsewhere:
+        later = await elsewhere.writer("shelf", key="k").open()
+        await later.write(numbers(2))
+        await later.commit("later")
+        await later.close()
     with pytest.raises(WriteLost, match="another writer has made commit 0, so none of the 1 rows"):
         await former.commit("former")
     with pytest.raises(WriteLost, match="another writer has made commit 0"):
         await former.commit("former")
-    await later.close()
     await former.close()
     assert shelf.rows == [2] and shelf.staged == {}
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from aqueduct.errors import BadCall, Busy, Refused
-from aqueduct.rpc.sink_commit import Attempt, PreparedAttempt, WriteKey
+from aqueduct.rpc.sink_commit import Attempt, PreparedAttempt, WriteKey, numbered
 from aqueduct.service.sink_attempts import Attempts, KeyedLock
 
 RUN = WriteKey("run")
@@ -87,6 +87,20 @@ def test_a_run_is_too_old_when_nothing_was_heard_of_it() -> None:
     assert attempts.expired(50) == []  # that was a sign of it
     attempts.recall(PreparedAttempt(attempt(4, write_key=WriteKey("old"))), 100)
     assert attempts.expired(50) == [WriteKey("old")]
+
+
+def test_the_last_claims_of_keys_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aqueduct.service.sink_attempts._CLAIMS_LIMIT", 2)
+    attempts = Attempts("sink", 10)
+    for key in "abca":
+        attempts.claimed(numbered(key, 3), "e", "another has the key")
+    for key, number in (("a", 3), ("a", 12), ("c", 3)):
+        with pytest.raises(Refused, match="comes too late: another has the key"):
+            attempts.begin(attempt(1, "former", numbered(key, number)))
+        assert attempts.lost(numbered(key, number), "former")
+        assert not attempts.lost(numbered(key, number), "e")
+    for write_key in (numbered("a", 2), numbered("b", 3), WriteKey("a"), WriteKey("a/03")):
+        attempts.begin(attempt(1, "former", write_key))
 
 
 async def test_turns_are_taken_in_order() -> None:
