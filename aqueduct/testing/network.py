@@ -81,7 +81,10 @@ class FaultyNetwork:
     @property
     def connections(self) -> int:
         """How many connections there were."""
-        return self._datagrams.clients if self._by_datagrams else len(self._streams.links)
+        streams = self._streams
+        if self._by_datagrams:
+            return self._datagrams.clients
+        return len(streams.links) + streams.cut_early
 
     @property
     def cuts(self) -> int:
@@ -235,11 +238,8 @@ class FaultyNetwork:
     def _cut(self) -> None:
         if self._by_datagrams:
             self._cuts += self._datagrams.cut_off()
-            return
-        for link in self._streams.links:
-            if not link.over:
-                self._cuts += 1
-                link.cut(End.RESET)
+        else:
+            self._cuts += self._streams.cut()
 
     def _cut_after(self, limit: int, times: int) -> None:
         self._left = times
@@ -286,7 +286,7 @@ class FaultyNetwork:
         for link in self._streams.links:
             for way, fate in ((link.up, self._streams.up), (link.down, self._streams.down)):
                 if anew or way.fate != fate:
-                    way.change(fate)
+                    way.change(fate, anew=anew)
 
 
 def _address_here(target: Address, port: int) -> Address:

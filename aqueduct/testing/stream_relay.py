@@ -85,7 +85,9 @@ class StreamRelay:
         self._seed = seed
         self._buffer = buffer
         self._listener: socket.socket | None = None
-        self._accepting: set[asyncio.Task[None]] = set()
+        self._accepting: dict[asyncio.Task[None], socket.socket] = {}
+        self.cut_early = 0
+        """Connections that were cut before they reached the server; they are no ``links``."""
         self.on_limit: Callable[[], object] = lambda: None
         """Called when a connection is ended by the limit of a way."""
 
@@ -109,6 +111,28 @@ class StreamRelay:
         """The only connection there ever was."""
         (link,) = self.links
         return link
+
+    @property
+    def joining(self) -> int:
+        """Connections of clients that have not reached the server yet."""
+        return sum(not task.done() for task in self._accepting)
+
+    def cut(self) -> int:
+        """Resets all connections, those too that are just being made; returns how many."""
+        while self._accept():
+            pass
+        found = 0
+        for task, client in tuple(self._accepting.items()):
+            if not task.done():
+                _reset_at_close(client)
+                task.cancel()
+                self.cut_early += 1
+                found += 1
+        for link in self.links:
+            if not link.over:
+                link.cut(End.RESET)
+                found += 1
+        return found
 
     def close(self) -> None:
         """Ends it and all connections."""
@@ -137,22 +161,24 @@ class StreamRelay:
                 sock.setsockopt(socket.SOL_SOCKET, option, self._buffer)
         return sock
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Takes a client that waits, if there is one."""
         assert self._listener is not None
         try:
             client, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return
+            return False
         client.setblocking(False)
         task = self._loop.create_task(self._join(client))
-        self._accepting.add(task)
+        self._accepting[task] = client
 
         def done(task: asyncio.Task[None]) -> None:
-            self._accepting.discard(task)
+            del self._accepting[task]
             if task.cancelled():  # maybe before its first step
                 client.close()
 
         task.add_done_callback(done)
+        return True
 
     async def _join(self, client: socket.socket) -> None:
         server = self._socket(self._target)
@@ -217,10 +243,7 @@ class RelayedConnection:
             self.down.finish()
         elif end is End.RESET:
             for sock in self._sockets:
-                with contextlib.suppress(OSError):
-                    # Closed with this, a TCP socket is reset; a Unix one has no such thing.
-                    linger = struct.pack("ii", 1, 0)
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                _reset_at_close(sock)
             self.close()
         if self.over and self.up.ended and self.down.ended:
             self.close()
@@ -287,12 +310,16 @@ class Way:
         self.limit = None
         self._arm()
 
-    def change(self, fate: Fate) -> None:
-        """Another fate, from here on: its limit counts what comes from now."""
+    def change(self, fate: Fate, *, anew: bool = True) -> None:
+        """Another fate, from here on: its limit counts what comes from now.
+
+        Without ``anew`` a limit that is the same goes on counting from where it did.
+        """
         if self.over:
             return
+        if anew or fate.limit != self.fate.limit:
+            self.limit = None if fate.limit is None else self.read + fate.limit
         self.fate = fate
-        self.limit = None if fate.limit is None else self.read + fate.limit
         self._busy = 0.0
         if not fate.delay and fate.rate is None:
             self._held = deque((0.0, data) for _, data in self._held)
@@ -421,3 +448,9 @@ class Way:
         elif self.fate.end is not End.STALL:
             self._end(self.fate.end)
             self._on_limit()
+
+
+def _reset_at_close(sock: socket.socket) -> None:
+    """Has ``close`` reset a TCP socket; a Unix one has no such thing."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

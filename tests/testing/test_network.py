@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import tempfile
 import threading
 import time
@@ -15,9 +16,11 @@ import pytest
 
 import aqueduct
 from aqueduct import errors
+from aqueduct.address import Address
 from aqueduct.config import Config, Timing
 from aqueduct.reactivesocket import connect
 from aqueduct.testing import FaultyNetwork
+from aqueduct.testing.stream_relay import StreamRelay
 from tests.service.reactive_clients import asked, rows_of
 from tests.support.calls import NUMBERS, TLS, numbers, served, until
 
@@ -105,6 +108,51 @@ async def test_a_cut_comes_after_so_many_bytes_and_so_often(addresses, kind: str
             network.resume()
             assert await client.call("echo", ROWS) == ROWS
         assert network.cuts == 2
+
+
+@pytest.mark.parametrize("kind", ["tcp", "quic"])
+async def test_another_order_leaves_a_cut_where_it_is(addresses, kind: str) -> None:
+    some = numbers(*range(25_000))
+    async with FaultyNetwork(addresses[kind]) as network, through(network) as client:
+        network.cut(after="300k")
+        assert await client.call("echo", some) == some
+        network.slow(latency=0.001)
+        with pytest.raises(errors.ConnectionLost):
+            await client.call("echo", some)
+        assert network.cuts == 1
+
+
+def unreachable() -> tuple[socket.socket, socket.socket]:
+    """A server whose queue is full, so that connections to it take their time."""
+    server = socket.create_server(("127.0.0.1", 0), backlog=0)
+    return server, socket.create_connection(server.getsockname())
+
+
+def test_a_cut_reaches_connections_that_are_being_made() -> None:
+    server, first = unreachable()
+    with server, first, FaultyNetwork(f"aqueduct+tcp://127.0.0.1:{server.getsockname()[1]}") as it:
+        port = Address.parse(it.address).port
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            it.cut()
+            client.settimeout(20)
+            with pytest.raises(ConnectionResetError):
+                client.recv(1)
+        assert (it.connections, it.cuts) == (1, 1)
+
+
+async def test_a_cut_reaches_connections_that_do_not_reach_the_server() -> None:
+    server, first = unreachable()
+    relay = StreamRelay()
+    with server, first:
+        place = relay.start(server.getsockname())
+        with socket.create_connection(place) as client:
+            await until(lambda: relay.joining == 1)
+            assert (relay.cut(), relay.cut_early, relay.links) == (1, 1, [])
+            await until(lambda: not relay.joining)
+            client.settimeout(20)
+            with pytest.raises(ConnectionResetError):
+                await asyncio.to_thread(client.recv, 1)
+        relay.close()
 
 
 @pytest.mark.parametrize("kind", ["tcp", "quic"])
