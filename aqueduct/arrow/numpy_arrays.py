@@ -11,7 +11,8 @@
 | text, binary | objects: ``str``, ``bytes`` | yes |
 
 Arrays without a copy are read-only, and keep the batch's memory as long as they live. Dictionaries
-count as what they stand for. Other types have no array. An array has no place for a null: see
+count as what they stand for. Lists without rows make an array of the shape (0, 0), since only lists
+of a fixed size tell their length. Other types have no array. An array has no place for a null: see
 ``arrays_of``.
 """
 

@@ -174,6 +174,19 @@ def test_lists_of_several_lengths_have_no_array():
     assert arrays_of(batch(x=column[:2]))["x"].tolist() == [[1], [2]]
 
 
+def test_only_types_of_a_fixed_size_tell_their_shape_without_rows():
+    shapes = [
+        (pa.list_(pa.float32()), (0, 0)),
+        (pa.large_list(pa.float32()), (0, 0)),
+        (pa.list_(pa.list_(pa.float32())), (0, 0, 0)),
+        (pa.list_(pa.float32(), 4), (0, 4)),
+        (pa.list_(pa.list_(pa.float32(), 4)), (0, 0, 4)),
+        (TENSOR, (0, 2, 3)),
+    ]
+    for kind, shape in shapes:
+        assert arrays_of(batch(x=pa.array([], kind)))["x"].shape == shape, kind
+
+
 @pytest.mark.parametrize(
     "kind",
     [
