@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,7 +145,7 @@ async def test_a_cut_reaches_connections_that_do_not_reach_the_server() -> None:
     server, first = unreachable()
     relay = StreamRelay()
     with server, first:
-        place = relay.start(server.getsockname())
+        place: Any = relay.start(server.getsockname())
         with socket.create_connection(place) as client:
             await until(lambda: relay.joining == 1)
             assert (relay.cut(), relay.cut_early, relay.links) == (1, 1, [])
