@@ -72,7 +72,20 @@ def run_pipeline(spec: Path) -> None:
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     command = [str(tools / "bin" / "spark-pipelines"), "run", "--spec", str(spec)]
-    subprocess.run(command, env=environment, check=True, timeout=900)
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    print(done.stdout)
+    # After a completed run 4.3.0 may fail on news of its own: those of Python functions in flows.
+    if "Run is COMPLETED" not in done.stdout:
+        done.check_returncode()
+        raise RuntimeError("the pipeline has not completed")
 
 
 def main(arguments: list[str]) -> None:
