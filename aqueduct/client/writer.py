@@ -250,18 +250,20 @@ class Writer:
         batches = _batches_of(batch)
         if batches is None:
             batches = await apart(_batches_by_interface, batch)
-        if self._schema is None and batches:
-            self._schema = batches[0].schema
+        schema = self._schema
+        if schema is None and batches:
+            schema = batches[0].schema
         limit = self._client.config.calls.batch_limit
         for each in batches:
-            assert self._schema is not None
-            check(self._schema, each.schema, where=f"the input of {self._where}", handler=self.sink)
+            assert schema is not None
+            check(schema, each.schema, where=f"the input of {self._where}", handler=self.sink)
             if each.nbytes > limit:
                 raise BatchTooLarge(
                     f"a batch of {each.nbytes} bytes is above the limit of {limit} "
                     "(Calls.batch_limit); write fewer rows at a time",
                     handler=self.sink,
                 )
+        self._schema = schema  # a batch that is refused says nothing of the next one
         size = size_of(batches)
         if self._writes % _SPINS == _SPINS - 1:
             await asyncio.sleep(0)  # let others have the loop, whatever comes in

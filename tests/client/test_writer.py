@@ -176,6 +176,19 @@ async def test_a_batch_that_cannot_be_taken_leaves_the_writer_as_it_is() -> None
     assert shelf.rows == [1, 2]
 
 
+async def test_a_first_batch_that_is_refused_fixes_no_schema() -> None:
+    settings = config(calls={"batch_limit": 4096})
+    async with (
+        connected(service_with(NotedShelf(), settings, schema=None)) as client,
+        client.writer("shelf", key="k") as writer,
+    ):
+        with pytest.raises(BatchTooLarge):
+            await writer.write(pa.record_batch({"other": range(1000)}))
+        assert writer.schema is None
+        await writer.write(numbers(1))
+        await writer.commit()
+
+
 async def test_a_sink_of_any_schema_takes_that_of_the_first_batch() -> None:
     class AnySchema(NotedShelf):
         def open(self, attempt: Any, call: Any) -> Book:
