@@ -290,6 +290,10 @@ def _text_or_bytes(given: Any) -> Any:
     return given
 
 
+def _any_token(given: Any) -> Any:
+    return given if callable(given) else _text_or_bytes(given)
+
+
 def _texts(given: Any) -> tuple[str, ...]:
     if isinstance(given, str):
         raise TypeError  # its letters are text, too
@@ -570,6 +574,7 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         "on_ack": KINDS["function"],
         "attempt": KINDS["text"],
         "token": Kind("text or bytes", _text_or_bytes, secret=True),
+        "fresh_token": Kind("text, bytes, or a function that gives them", _any_token, secret=True),
         "partition": Kind("an aqueduct.Partition of whole numbers", _partition),
         "compression": KINDS["text"],
         "ordered": KINDS["flag"],

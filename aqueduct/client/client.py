@@ -63,7 +63,7 @@ from aqueduct.client.retry import may_pass
 from aqueduct.client.stream import Stream
 from aqueduct.client.stream_input import batch_apart
 from aqueduct.client.unary import one_batch
-from aqueduct.client.writer import OnAck, Writer
+from aqueduct.client.writer import OnAck, Token, Writer
 from aqueduct.closing import AsyncClosing
 from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Connection
@@ -335,7 +335,7 @@ class Client(AsyncClosing):
                 pass
         return dict(stream.counters)
 
-    @checked(sink="handler", key="write_key", deadline="time_to_live")
+    @checked(sink="handler", key="write_key", deadline="time_to_live", token="fresh_token")
     def writer(
         self,
         sink: str,
@@ -347,7 +347,7 @@ class Client(AsyncClosing):
         ack_within: Duration | None = None,
         on_ack: OnAck | None = None,
         headers: Mapping[str, str] | None = None,
-        token: str | bytes | None = None,
+        token: Token = None,
         compression: str | None = None,
     ) -> Writer:
         """A writer into a sink of the service: rows that are there exactly once, or not at all.
@@ -361,6 +361,8 @@ class Client(AsyncClosing):
         - ``ack_within``: seconds after which a batch is acknowledged, as far as the sink is quick
           enough. By default that is when half of ``in_flight_bytes`` is written, or somebody waits.
         - ``on_ack``: called with each acknowledgement, in order.
+        - ``token``: text or bytes, or a function without arguments that gives them: it is asked on
+          the event loop for each call, so that a long writer may show a new one.
 
         The sink has to have a method ``committed``; see ``aqueduct.service.sinks``.
         """

@@ -70,6 +70,7 @@ from aqueduct.client.thread_call import News, ThreadCall
 from aqueduct.client.unary import UnaryCallers, one_batch, trace_headers
 from aqueduct.client.unary_stub import StubCall
 from aqueduct.client.write_segments import Ack
+from aqueduct.client.writer import Token
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import AqueductError, ConnectionLost, LocalProtocolError
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
@@ -204,7 +205,7 @@ class SyncClient:
                 pass
         return dict(stream.counters)
 
-    @checked(sink="handler", key="write_key", deadline="time_to_live")
+    @checked(sink="handler", key="write_key", deadline="time_to_live", token="fresh_token")
     def writer(
         self,
         sink: str,
@@ -216,7 +217,7 @@ class SyncClient:
         ack_within: Duration | None = None,
         on_ack: Callable[[Ack], object] | None = None,
         headers: Mapping[str, str] | None = None,
-        token: str | bytes | None = None,
+        token: Token = None,
         compression: str | None = None,
     ) -> SyncWriter:
         """A writer into a sink of the service; see ``Client.writer``.

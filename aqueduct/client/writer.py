@@ -68,13 +68,15 @@ from aqueduct.rpc.sink_commit import (
     to_batch,
 )
 
-__all__ = ["OnAck", "Writer", "WriterClient"]
+__all__ = ["OnAck", "Token", "Writer", "WriterClient"]
 
 log = logger_of(__name__)
 
 T = TypeVar("T")
 OnAck = Callable[[Ack], object]
 """Called with each acknowledgement, in order, and with those of a writer that has failed."""
+Token = str | bytes | Callable[[], str | bytes] | None
+"""What calls show to be let in; a function is asked for each call."""
 
 _PREPARING: Final = 2
 """Attempts that are ended and have no receipt. More ends are put off, and taken together."""
@@ -133,7 +135,7 @@ class Writer:
         ack_within: float | None = None,
         on_ack: OnAck | None = None,
         headers: Mapping[str, str] | None = None,
-        token: str | bytes | None = None,
+        token: Token = None,
         compression: str | None = None,
     ) -> None:
         """See ``Client.writer``. Raises ConfigError for what cannot work."""
@@ -159,7 +161,8 @@ class Writer:
         self._on_ack = on_ack
         self._headers = dict(headers or {})
         # What is tried again, and when, is for the writer to say.
-        self._options: dict[str, Any] = {"token": token, "retries": 0}
+        self._options: dict[str, Any] = {"retries": 0}
+        self._token = token
         self._compression = compression
         self._account = process().sending
         self._open = self._closed = False
@@ -249,18 +252,20 @@ class Writer:
         if batches is None:
             where = f"the input of {self._where}"
             batches = await batches_apart(batch, self._schema, where=where)
-        if self._schema is None and batches:
-            self._schema = batches[0].schema
+        schema = self._schema
+        if schema is None and batches:
+            schema = batches[0].schema
         limit = self._client.config.calls.batch_limit
         for each in batches:
-            assert self._schema is not None
-            check(self._schema, each.schema, where=f"the input of {self._where}", handler=self.sink)
+            assert schema is not None
+            check(schema, each.schema, where=f"the input of {self._where}", handler=self.sink)
             if each.nbytes > limit:
                 raise BatchTooLarge(
                     f"a batch of {each.nbytes} bytes is above the limit of {limit} "
                     "(Calls.batch_limit); write fewer rows at a time",
                     handler=self.sink,
                 )
+        self._schema = schema  # a batch that is refused says nothing of the next one
         size = size_of(batches)
         if self._writes % _SPINS == _SPINS - 1:
             await asyncio.sleep(0)  # let others have the loop, whatever comes in
@@ -469,13 +474,19 @@ class Writer:
     async def _carry(self, segment: Segment, commit: int) -> None:
         """Attempts at one segment, until one has its receipt."""
         what = f"part {segment.number} of {self._where}"
+        began = 0.0
 
         async def attempt(tries: int) -> PreparedAttempt:
+            nonlocal began
+            began = time.monotonic()
             return await self._attempt(segment, commit, tries)
 
         try:
             prepared = await self._patiently(attempt, what, lambda: segment.accepted)
         except Refused as error:
+            if segment.accepted < began:  # the call was, by its token perhaps, and not the attempt
+                self._fail(with_note(error, f"{self._where} has failed; {self._remedy}"))
+                return
             self._fail(
                 _caused(
                     WriteLost(
@@ -511,6 +522,7 @@ class Writer:
             attempt=attempt.id,
             partition=Partition(segment.number),
             compression=self._compression,
+            token=self._shown(),
             **self._options,
         )
         async with stream:
@@ -592,6 +604,7 @@ class Writer:
             deadline=self.deadline,
             headers=self._headers,
             write_key=write_key,
+            token=self._shown(),
             **self._options,
         )
 
@@ -636,6 +649,24 @@ class Writer:
             await asyncio.sleep(pause)
 
     # Within
+
+    def _shown(self) -> str | bytes | None:
+        """The token of the next call. Raises ConfigError for what a function raises or gives."""
+        if not callable(self._token):
+            return self._token
+        try:
+            shown = self._token()
+        except Exception as error:
+            raise ConfigError(
+                f"{self._where}: token, which is asked for each call, raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(shown, str | bytes):
+            raise ConfigError(
+                f"{self._where}: token, which is asked for each call, gave a "
+                f"{type(shown).__name__}; it must give text or bytes"
+            )
+        return shown
 
     @property
     def _given_up(self) -> bool:

@@ -26,6 +26,7 @@ from aqueduct.errors import (
     ConnectionLost,
     HandlerFailed,
     LocalProtocolError,
+    Refused,
     SchemaMismatch,
     UnknownHandler,
     WriteLost,
@@ -202,6 +203,19 @@ async def test_a_batch_that_cannot_be_taken_leaves_the_writer_as_it_is() -> None
         await writer.write(numbers(2))
         await writer.commit()
     assert shelf.rows == [1, 2]
+
+
+async def test_a_first_batch_that_is_refused_fixes_no_schema() -> None:
+    settings = config(calls={"batch_limit": 4096})
+    async with (
+        connected(service_with(NotedShelf(), settings, schema=None)) as client,
+        client.writer("shelf", key="k") as writer,
+    ):
+        with pytest.raises(BatchTooLarge):
+            await writer.write(pa.record_batch({"other": range(1000)}))
+        assert writer.schema is None
+        await writer.write(numbers(1))
+        await writer.commit()
 
 
 async def test_a_sink_of_any_schema_takes_that_of_the_first_batch() -> None:
@@ -648,6 +662,33 @@ async def test_sinks_that_cannot_be_written_to() -> None:
                 client.writer("shelf", key=key)
         with pytest.raises(ConfigError, match="deadline is 0; it must be above zero"):
             client.writer("shelf", key="k", deadline=0)
+
+
+async def test_a_token_that_the_service_refuses_is_told_as_that() -> None:
+    shelf = NotedShelf()
+    shown, seen = ["good"], list[str | None]()
+
+    def authorize(call: Any) -> bool:
+        seen.append(call.token)
+        return bool(call.token != "old")
+
+    service = aqueduct.Service("test", config=config(), authorize=authorize)
+    service.sink("shelf", shelf, schema=NUMBERS)
+    async with connected(service) as client:
+        async with client.writer("shelf", key="k", token=lambda: shown[-1]) as writer:
+            await writer.write(numbers(1))
+            shown.append("new")
+            await writer.commit()
+            assert seen[0] == "good" and seen[-1] == "new"
+            shown.append("old")
+            await writer.write(numbers(2))
+            with pytest.raises(Refused, match="open another writer with this key"):
+                await writer.flush()
+            await writer.abort()
+        for wrong, text in ((lambda: 1 / 0, "raised ZeroDivisionError"), (lambda: 7, "gave a int")):
+            with pytest.raises(ConfigError, match=f"token, which is asked for each call, {text}"):
+                await client.writer("shelf", key="k", token=wrong).open()  # type: ignore[arg-type]
+    assert shelf.rows == [1]
 
 
 @pytest.mark.parametrize("options", ["", "?resume=30s"], ids=["", "resumed"])
