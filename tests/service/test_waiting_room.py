@@ -403,7 +403,7 @@ async def test_an_exchange_that_sends_nothing_takes_nobody_s_place(handler):
 
     async def nothing():
         await over.wait()
-        for batch in ():
+        for batch in list[pa.RecordBatch]():
             yield batch
 
     async with serving(gate.service, "tcp") as running, AsyncExitStack() as stack:

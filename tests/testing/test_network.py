@@ -145,6 +145,7 @@ async def test_a_cut_reaches_connections_that_do_not_reach_the_server() -> None:
     relay = StreamRelay()
     with server, first:
         place = relay.start(server.getsockname())
+        assert not isinstance(place, str)
         with socket.create_connection(place) as client:
             await until(lambda: relay.joining == 1)
             assert (relay.cut(), relay.cut_early, relay.links) == (1, 1, [])
