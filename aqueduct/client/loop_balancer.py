@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from aqueduct.client.balanced_spec import BatchAnswer
+from aqueduct.client.balanced_spec import BalancedSpec, BatchAnswer
 from aqueduct.client.balancer import Balancer, NextStep
 from aqueduct.client.endpoint_set import EndpointSet
 from aqueduct.errors import ConnectionLost
@@ -59,11 +59,17 @@ class LoopBalancer:
     def __init__(
         self,
         endpoints: EndpointSet,
-        make: Callable[[LoopNews], Balancer],
+        spec: BalancedSpec,
+        make: Callable[[LoopNews, float], Balancer],
         batches: Any,
     ) -> None:
-        """``make``: the Balancer, given its queue, once the addresses are known."""
+        """``make``: the Balancer, given its queue and since when its deadline runs.
+
+        It is made once the addresses are known.
+        """
         self._endpoints = endpoints
+        self._spec = spec
+        self._began = time.monotonic()
         self._make = make
         self._news = LoopNews()
         self._batches = batches
@@ -138,8 +144,8 @@ class LoopBalancer:
     async def _run(self) -> None:
         well = False
         try:
-            await self._endpoints.prepare()
-            self.balancer = self._make(self._news)
+            await self._prepare()
+            self.balancer = self._make(self._news, self._began)
             await self._drive(self.balancer)
             well = True
         except Exception as error:  # noqa: BLE001  it belongs to the reader
@@ -149,6 +155,15 @@ class LoopBalancer:
             if self.balancer is not None:
                 self.balancer.close(well=well)
             await self._close_input()
+
+    async def _prepare(self) -> None:
+        """Has names resolved within the deadline. Raises DeadlineExceeded and ConnectFailed."""
+        limit = asyncio.timeout(self._spec.deadline)
+        try:
+            async with limit:
+                await self._endpoints.prepare()
+        except TimeoutError:
+            raise self._spec.late(self._endpoints.places) from None
 
     def _done(self, task: asyncio.Task[None]) -> None:
         """A task that is cancelled before it began runs no line of its own."""
