@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import pyarrow as pa
 
 from aqueduct.config import DEFAULT, Config
-from aqueduct.errors import AqueductError
+from aqueduct.errors import AqueductError, DeadlineExceeded
 from aqueduct.rpc.request import Kind
 
 __all__ = ["BalancedSpec", "BatchAnswer", "OnError", "Opened"]
@@ -66,6 +66,15 @@ class BalancedSpec:
     def unit(self) -> str:
         """What the work is, for people."""
         return "the call"
+
+    def late(self, places: str) -> DeadlineExceeded:
+        """The error of work at ``places`` that was not done within its deadline."""
+        return DeadlineExceeded(
+            f"handler {self.handler!r} at {places}: {self.unit} was not done within its "
+            f"deadline of {self.deadline:g} s",
+            peer=places,
+            handler=self.handler,
+        )
 
     def keeps_order(self, addresses: int) -> bool:
         """Whether the service is to put the answers in order.

@@ -81,15 +81,20 @@ class Balancer:
         logger: str = "aqueduct",
         opened: Opened | None = None,
         held: Callable[[], int] | None = None,
+        began: float | None = None,
     ) -> None:
-        """``held``: bytes that the caller keeps of batches without an answer."""
+        """``held``: bytes that the caller keeps of batches without an answer.
+
+        ``began``: since when the deadline runs, by ``time.monotonic()``; by default from now on.
+        """
         self._spec = spec
         self._log = logger_of(logger)
         self._numbers = numbers
         self._opened = opened
         self._held = held
         self._calls = OpenCalls(spec, connector=connector, numbers=numbers, news=news)
-        self._end = None if spec.deadline is None else time.monotonic() + spec.deadline
+        began = time.monotonic() if began is None else began
+        self._end = None if spec.deadline is None else began + spec.deadline
         self._single: OpenCall | None = None
         """The one call of a handler that is no function of one batch."""
         self._spreads = False
@@ -501,14 +506,7 @@ class Balancer:
         return None if self._end is None else max(0.001, self._end - time.monotonic())
 
     def _late(self) -> DeadlineExceeded:
-        calling = self._spec
-        places = ", ".join(self._calls.places)
-        return DeadlineExceeded(
-            f"handler {calling.handler!r} at {places}: {calling.unit} was not done within its "
-            f"deadline of {calling.deadline:g} s",
-            peer=places,
-            handler=calling.handler,
-        )
+        return self._spec.late(", ".join(self._calls.places))
 
     def _unable(self, service: Endpoint, error: BaseException) -> None:
         """A call could not be made."""

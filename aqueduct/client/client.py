@@ -501,7 +501,7 @@ class Client(AsyncClosing):
             options = replace(options, headers=joined(seen, options.headers))
         spec = spec_of(kind, handler, options, self._policy)
 
-        def make(news: LoopNews) -> Balancer:
+        def make(news: LoopNews, began: float) -> Balancer:
             connector = ClientConnector(
                 endpoints,
                 spec,
@@ -510,12 +510,14 @@ class Client(AsyncClosing):
                 call_soon=lambda callback: callback(),
                 make=_make_call,
             )
-            balancer = Balancer(spec, connector=connector, news=news, numbers=CallMetrics())
+            balancer = Balancer(
+                spec, connector=connector, news=news, numbers=CallMetrics(), began=began
+            )
             if before is not None:
                 before(balancer)
             return balancer
 
-        return PreparedWork(make, batches, read, seen)
+        return PreparedWork(spec, make, batches, read, seen)
 
     def _ask(
         self, handler: str, batch: pa.RecordBatch, options: UnaryOptions
@@ -570,7 +572,7 @@ class Client(AsyncClosing):
             except AqueductError as error:
                 before = failed_before(error, endpoint)
         given = CallOptions(**read_arguments("call", **options), schema=batch.schema)
-        if given.deadline is not None:
+        if before is not None and given.deadline is not None:
             left = cast("float", given.deadline) - (time.monotonic() - began)
             given = replace(given, deadline=max(left, 0.001))
         stream = self._balanced("exchange", handler, (batch,), given, before, seen)

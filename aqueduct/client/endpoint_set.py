@@ -493,7 +493,9 @@ class EndpointSet:
                     failed = error
                 failed = failed or error
         self._check_open()
-        assert failed is not None
+        if failed is None:  # their name resolves to none of them any more
+            reason = "its addresses vanished while they were connected"
+            raise ConnectFailed(f"{self.places}: {reason}", reason=reason)
         if len(targets) == 1 or not isinstance(failed, ConnectFailed):
             raise failed
         raise ConnectFailed(

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from aqueduct.client.balanced_spec import BatchAnswer
+from aqueduct.client.balanced_spec import BalancedSpec, BatchAnswer
 from aqueduct.client.balancer import Balancer, NextStep
 from aqueduct.client.endpoint_set import EndpointSet
 from aqueduct.client.opening_call import OpeningCall
@@ -60,8 +60,11 @@ class LoopNews:
 class PreparedWork:
     """One piece of work whose input is open."""
 
-    make: Callable[[LoopNews], Balancer]
-    """The Balancer, given its queue, once the addresses are known."""
+    spec: BalancedSpec
+    """What the calls are asked for."""
+    make: Callable[[LoopNews, float], Balancer]
+    """The Balancer, given its queue and since when its deadline runs, once the addresses are
+    known."""
     batches: Any
     """The input, an iterable or an async one."""
     read: Callable[[Any], pa.RecordBatch] | None = None
@@ -80,6 +83,7 @@ class LoopBalancer:
     ) -> None:
         """``work``: prepared, or to be prepared once its input is open."""
         self._endpoints = endpoints
+        self._began = time.monotonic()
         self._late: OpeningCall[PreparedWork] | None = None
         self._work: PreparedWork | None = None
         if isinstance(work, PreparedWork):
@@ -159,10 +163,11 @@ class LoopBalancer:
         well = False
         try:
             if self._late is not None:
-                self._work = await self._late.open()
+                self._work = await self._late.open()  # which has taken its time off the deadline
+                self._began = time.monotonic()
             assert self._work is not None
-            await self._endpoints.prepare()
-            self.balancer = self._work.make(self._news)
+            await self._prepare(self._work.spec)
+            self.balancer = self._work.make(self._news, self._began)
             await self._drive(self.balancer)
             well = True
         except Exception as error:  # noqa: BLE001  it belongs to the reader
@@ -172,6 +177,15 @@ class LoopBalancer:
                 self.balancer.close(well=well)
             self._end(well=well)
             await self._close_input()
+
+    async def _prepare(self, spec: BalancedSpec) -> None:
+        """Has names resolved within the deadline. Raises DeadlineExceeded and ConnectFailed."""
+        limit = asyncio.timeout(spec.deadline)
+        try:
+            async with limit:
+                await self._endpoints.prepare()
+        except TimeoutError:
+            raise spec.late(self._endpoints.places) from None
 
     def _done(self, task: asyncio.Task[None]) -> None:
         """A task that is cancelled before it began runs no line of its own."""

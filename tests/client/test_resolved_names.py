@@ -12,7 +12,7 @@ import aqueduct
 from aqueduct.address import Address
 from aqueduct.carriers.certificates import dev_certificate
 from aqueduct.client.task_client import TaskClient
-from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost
+from aqueduct.errors import ConfigError, ConnectFailed, ConnectionLost, DeadlineExceeded
 from tests.support.calls import config, everything, numbers, served, until, values
 
 QUICK: Any = {"backoff": 0.01, "backoff_limit": 0.05}
@@ -256,6 +256,26 @@ async def test_a_resolver_that_fails_is_not_asked_by_every_call(caplog):
                 await everything(client.exchange("echo", [numbers(n)]))
         assert len(seen) == 8 and len(records.asked) == 1
     assert "RuntimeError: the registry broke); the addresses from before are used" in caplog.text
+
+
+async def forever(name: str, port: int) -> tuple[str, ...]:
+    """A name server that never answers."""
+    await asyncio.Event().wait()
+    return ()
+
+
+async def test_the_deadline_of_a_call_holds_for_its_name_too():
+    address = f"aqueduct+tcp://{NAME}"
+    client = aqueduct.Client(address, resolve="1h", resolver=forever)
+    said = (
+        rf"handler 'echo' at aqueduct\+tcp://{NAME}:4433: .* not done within its deadline of 0.02 s"
+    )
+    async with asyncio.timeout(8):  # a lookup may take 10 s
+        with pytest.raises(DeadlineExceeded, match=said):
+            await client.call("echo", numbers(1), deadline="20ms")
+        with pytest.raises(DeadlineExceeded, match=said):
+            await everything(client.exchange("echo", [numbers(1)], deadline="20ms"))
+        await client.close()
 
 
 async def test_records_beside_other_addresses():
