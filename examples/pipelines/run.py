@@ -82,7 +82,7 @@ def run_pipeline(spec: Path) -> None:
         check=False,
     )
     print(done.stdout)
-    # After a completed run 4.3.0 may fail on news of its own: those of Python functions in flows.
+    # After a completed run 4.2.1 and 4.3.0 fail on news that Python functions in flows have.
     if "Run is COMPLETED" not in done.stdout:
         done.check_returncode()
         raise RuntimeError("the pipeline has not completed")
