@@ -71,7 +71,7 @@ from aqueduct.errors import AqueductError, Busy, ConnectFailed, ConnectionLost, 
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.rpc.request import CallHead, Kind
 from aqueduct.rpc.threads import apart, check_patches
-from aqueduct.rpc.tracing import CallObservation, CallObserver, Unobserved, observed
+from aqueduct.rpc.tracing import CallObservation, CallObserver, Unobserved, observed, reported
 
 __all__ = [
     "Client",
@@ -542,15 +542,7 @@ class Client(AsyncClosing):
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
         """A call of one batch at whichever address has the fewest outstanding bytes."""
         seen = observed(self._endpoints.telemetry, handler, "exchange", self.address)
-        if seen is None:
-            return await self._try_any(handler, batch, options, None)
-        try:
-            found = await self._try_any(handler, batch, options, seen)
-        except BaseException as error:
-            seen.ended(error)
-            raise
-        seen.ended(None)
-        return found
+        return await reported(seen, self._try_any(handler, batch, options, seen))
 
     async def _try_any(
         self,

@@ -34,7 +34,7 @@ from aqueduct.rpc.deadline import ProgressTimer
 from aqueduct.rpc.keys import ALIVE, Headers
 from aqueduct.rpc.request import CallHead, Kind
 from aqueduct.rpc.threads import apart, provide
-from aqueduct.rpc.tracing import CallObservation, CallObserver, Unobserved, observed
+from aqueduct.rpc.tracing import CallObservation, CallObserver, Unobserved, observed, reported
 
 __all__ = [
     "ClientConnection",
@@ -190,15 +190,9 @@ class ClientConnection:
         """
         self.connection.check_here()
         seen = attempt or observed(self.telemetry, handler, "exchange", self.address)
-        if seen is None:
+        if seen is None:  # the usual way, with a step less
             return await self._answer(handler, batch, options, None)
-        try:
-            found = await self._answer(handler, batch, options, seen)
-        except BaseException as error:
-            seen.ended(error)
-            raise
-        seen.ended(None)
-        return found
+        return await reported(seen, self._answer(handler, batch, options, seen))
 
     async def _answer(
         self,

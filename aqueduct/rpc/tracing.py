@@ -7,15 +7,24 @@ table of modules. OpenTelemetry is never imported here before the program has do
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Awaitable, Mapping
+from typing import Protocol, TypeVar
 
 from aqueduct.escaping import logger_of
 
-__all__ = ["CallObservation", "CallObserver", "Unobserved", "current_trace", "observed"]
+__all__ = [
+    "CallObservation",
+    "CallObserver",
+    "Unobserved",
+    "current_trace",
+    "observed",
+    "reported",
+]
 
 
 log = logger_of(__name__)
+
+T = TypeVar("T")
 
 
 class CallObservation(Protocol):
@@ -80,6 +89,19 @@ def observed(
         log.exception("telemetry raised at the beginning of a call of %r", handler)
         return None
     return Unobserved(carrier) if carrier else None
+
+
+async def reported(seen: CallObservation | None, work: Awaitable[T]) -> T:
+    """What ``work`` returns, after ``seen`` was told how it ended."""
+    if seen is None:
+        return await work
+    try:
+        found = await work
+    except BaseException as error:
+        seen.ended(error)
+        raise
+    seen.ended(None)
+    return found
 
 
 def current_trace() -> dict[str, str]:
