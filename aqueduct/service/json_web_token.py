@@ -448,7 +448,9 @@ def _check_url(url: str) -> None:
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows where the first address would have been taken, too."""
 
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str):  # type: ignore[no-untyped-def]
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
         try:
             _check_url(newurl)
         except ConfigError as error:
