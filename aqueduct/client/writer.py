@@ -220,7 +220,7 @@ class Writer:
         claim = self._claim.to_json()
 
         async def ask(tries: int) -> ClaimedKey:
-            answer = await self._ask(CLAIM, claim, "")
+            answer = await self._ask(CLAIM, claim, self.key)
             with answer_of(self._client.address, CLAIM + self.sink):
                 return ClaimedKey.from_json([answer], limit=self._limits.document_bytes)
 

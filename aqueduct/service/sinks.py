@@ -102,6 +102,8 @@ _CALLED_WITH: Final = {
     "committed": ("write_key",),
 }
 _OPTIONAL: Final = ("leftovers", "committed")
+_WRITER_BYTES: Final = 256
+"""What a writer has in its note beside that of its program."""
 _ATTEMPT_METHODS: Final = ("write", "prepare", "abort")
 
 
@@ -272,9 +274,10 @@ class Sink:
     # A write
 
     async def _commit(self, batch: pa.RecordBatch, call: Call) -> pa.RecordBatch:
-        settlement = await self._settlement(batch)
+        settlement = await self._settlement(batch, call)
         if settlement.note is not None and not self._keeps_notes:
             raise self._without_notes()
+        self._check_note(settlement.note)
         result = await self._outlast(self._settle_commit(settlement, call))
         if settlement.note is None or not _is_repeated(result):
             return _answer(result)
@@ -283,12 +286,23 @@ class Sink:
         return _answer(result, note=None if found is None else found["note"])
 
     async def _abort(self, batch: pa.RecordBatch, call: Call) -> pa.RecordBatch:
-        settlement = await self._settlement(batch)
+        settlement = await self._settlement(batch, call)
         await self._outlast(self._settle_abort(settlement, call))
         return _answer(None)
 
-    async def _settlement(self, batch: pa.RecordBatch) -> Settlement:
-        return await apart(Settlement.from_json, [batch], limit=self.limits.document_bytes)
+    async def _settlement(self, batch: pa.RecordBatch, call: Call) -> Settlement:
+        found = await apart(Settlement.from_json, [batch], limit=self.limits.document_bytes)
+        _check_key(found.write_key.key, call)
+        return found
+
+    def _check_note(self, note: Any) -> None:
+        """Raises BadCall for a note that is too large to be given back with each claim."""
+        size, limit = len(json.dumps(note)), self.limits.note_bytes + _WRITER_BYTES
+        if size > limit:
+            raise BadCall(
+                f"the note of a commit has {size} bytes, and the sink {self.name!r} keeps "
+                f"{limit} (Sinks.note_bytes); keep what is large elsewhere"
+            )
 
     async def _look(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return to_batch(SinkDescription(self.schema, self.time_to_live).to_json())
@@ -297,6 +311,7 @@ class Sink:
         if not self._keeps_notes:
             raise self._without_notes()
         claim = await apart(Claim.from_json, [batch], limit=self.limits.document_bytes)
+        _check_key(claim.key, call)
         claimed = await self._outlast(self._settle_claim(claim, call))
         return to_batch(claimed.to_json())
 
@@ -501,7 +516,20 @@ def _attempt_of(call: Call) -> Attempt:
             peer=call.peer,
             handler=call.handler,
         )
-    return Attempt.from_json(header)
+    attempt = Attempt.from_json(header)
+    _check_key(attempt.write_key.key, call)
+    return attempt
+
+
+def _check_key(key: str, call: Call) -> None:
+    """Raises BadCall if the write key that ``authorize`` saw is another one than is worked on."""
+    if call.write_key not in ("", key):
+        raise BadCall(
+            f"the call has the write key {call.write_key!r}, and its document {key!r}; "
+            "both must be the same",
+            peer=call.peer,
+            handler=call.handler,
+        )
 
 
 def _check_end(known: Known, call: Call) -> None:

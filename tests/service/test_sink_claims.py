@@ -284,3 +284,29 @@ async def test_an_abort_has_no_note(client: aqueduct.Client, shelf: NotedShelf) 
     prepared = await write(client, 0, 1)
     await ask(client, ABORT, Settlement(numbered("k", 0), (prepared,)).to_json())
     assert shelf.staged == {} and shelf.there == {}
+
+
+async def test_what_authorize_sees_of_a_key_is_the_key_that_is_worked_on(
+    client: aqueduct.Client,
+) -> None:
+    commit_other = Settlement(numbered("k", 0), ()).to_json()
+    for what, text in ((CLAIM, Claim("k", "e").to_json()), (COMMIT, commit_other)):
+        with pytest.raises(BadCall, match="has the write key 'mine', and its document 'k"):
+            await client.call(
+                what + "shelf", to_batch(text), output_schema=DOCUMENT_SCHEMA, write_key="mine"
+            )
+    attempt = Attempt(numbered("k", 0), execution="e")
+    stream = client.exchange(
+        WRITE + "shelf",
+        [numbers(1)],
+        headers={ATTEMPT_HEADER: attempt.to_json()},
+        write_key="mine",
+    )
+    with pytest.raises(BadCall, match="has the write key 'mine', and its document 'k/0'"):
+        await stream.read_all()
+
+
+async def test_a_note_has_a_limit_for_every_client(client: aqueduct.Client) -> None:
+    with pytest.raises(BadCall, match=r"the note of a commit has \d+ bytes.*Sinks.note_bytes"):
+        await commit(client, 0, note="x" * (1 << 17))
+    assert (await claim(client)).commits == 0

@@ -549,6 +549,7 @@ def test_a_cancelled_call_does_not_prepare(monkeypatch: Any) -> None:
     sink = service._sinks["shelf"]
 
     class Gone:
+        write_key = ""
         schema = NUMBERS
 
         def __init__(self) -> None:
