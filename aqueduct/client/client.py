@@ -32,17 +32,15 @@ from aqueduct.client.call_metrics import CallMetrics
 from aqueduct.client.client_connection import (
     ClientConnection,
     ConnectionHeaders,
-    connection_headers,
     everything,
 )
 from aqueduct.client.client_connector import ClientConnector, spec_of
+from aqueduct.client.connection_options import ClientOptions, ConnectionOptions
 from aqueduct.client.endpoint_set import (
     ClientAddress,
     ClientEndpoint,
-    ConnectionOptions,
     EndpointSet,
     EndpointState,
-    Resolver,
     addresses_of,
 )
 from aqueduct.client.loop_balancer import LoopBalancer, LoopNews, PreparedWork
@@ -65,20 +63,18 @@ from aqueduct.client.stream_input import batch_apart
 from aqueduct.client.unary import one_batch
 from aqueduct.client.writer import OnAck, Token, Writer
 from aqueduct.closing import AsyncClosing
-from aqueduct.config import DEFAULT, Config
 from aqueduct.endpoint import Connection
 from aqueduct.errors import AqueductError, Busy, ConnectFailed, ConnectionLost, Refused
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.rpc.request import CallHead, Kind
 from aqueduct.rpc.threads import apart, check_patches
-from aqueduct.rpc.tracing import CallObservation, CallObserver, Unobserved, observed, reported
+from aqueduct.rpc.tracing import CallObservation, Unobserved, observed, reported
 
 __all__ = [
     "Client",
     "ClientTls",
     "ConnectionHeaders",
     "failed_before",
-    "spec_for_retries",
 ]
 
 ManyBatches: TypeAlias = "AsyncIterable[OneBatch] | SyncBatches"
@@ -94,24 +90,14 @@ class Client(AsyncClosing):
     """
 
     @checked(service="client_service", headers="connection_headers", telemetry="call_observer")
+    @takes(ClientOptions, ConnectionOptions)
     def __init__(
         self,
         service: Connection | ClientAddress,
         *,
         address: str = "",
         compression: str = "",
-        config: Config = DEFAULT,
-        tls: ClientTls | None = None,
-        headers: ConnectionHeaders = (),
-        token: str | bytes | None = None,
-        keep_alive: bool = True,
-        retries: int = 0,
-        backoff: Duration = 0.1,
-        backoff_limit: Duration = 30.0,
-        hedge: Duration = 0.5,
-        resolve: Duration | None = None,
-        resolver: Resolver | None = None,
-        telemetry: CallObserver | None = None,
+        **options: Unpack[ClientOptions],
     ) -> None:
         """``service``: its address or addresses, with the arguments of ``connect``.
 
@@ -119,49 +105,31 @@ class Client(AsyncClosing):
         ``address`` is its name for people, and ``compression`` as in an address. Raises
         ConfigError for one of the control-stream draft that ``aqueduct.connect`` made.
         """
-        self._policy = spec_for_retries(config, retries, backoff, backoff_limit, hedge)
+        given = ConnectionOptions(**options)
+        self._policy = given.policy()
         if isinstance(service, Connection):
             link = ClientConnection(
-                service, address=address, token=token, compression=compression, telemetry=telemetry
+                service,
+                address=address,
+                token=given.token,
+                compression=compression,
+                telemetry=given.telemetry,
             )
             self._endpoints = EndpointSet.of(link)
             self.config = service.config
         else:
-            options = ConnectionOptions(
-                config=config,
-                tls=tls,
-                headers=connection_headers(headers),
-                token=token,
-                keep_alive=keep_alive,
-                backoff=self._policy.backoff,
-                backoff_limit=self._policy.backoff_limit,
-                resolve=cast("float | None", resolve),
-                resolver=resolver,
-                telemetry=telemetry,
-            )
-            self._endpoints = EndpointSet(addresses_of(service), options)
-            self.config = config
+            self._endpoints = EndpointSet(addresses_of(service), given)
+            self.config = given.config
         self.address = self._endpoints.places
         """The service's address, without options; several with commas."""
 
     @classmethod
     @checked(address="client_address", headers="connection_headers", telemetry="call_observer")
+    @takes(ClientOptions, ConnectionOptions)
     async def connect(
         cls,
         address: ClientAddress,
-        *,
-        config: Config = DEFAULT,
-        tls: ClientTls | None = None,
-        headers: ConnectionHeaders = (),
-        token: str | bytes | None = None,
-        keep_alive: bool = True,
-        retries: int = 0,
-        backoff: Duration = 0.1,
-        backoff_limit: Duration = 30.0,
-        hedge: Duration = 0.5,
-        resolve: Duration | None = None,
-        resolver: Resolver | None = None,
-        telemetry: CallObserver | None = None,
+        **options: Unpack[ClientOptions],
     ) -> Client:
         """Connects within Timing.connect_timeout.
 
@@ -186,21 +154,7 @@ class Client(AsyncClosing):
         Raises ConfigError for arguments that cannot work, ConnectFailed when the service cannot
         be reached, and ConnectionLost when it refuses the headers.
         """
-        client = cls(
-            address,
-            config=config,
-            tls=tls,
-            headers=headers,
-            token=token,
-            keep_alive=keep_alive,
-            retries=retries,
-            backoff=backoff,
-            backoff_limit=backoff_limit,
-            hedge=hedge,
-            resolve=resolve,
-            resolver=resolver,
-            telemetry=telemetry,
-        )
+        client = cls(address, **options)
         return await client._open()
 
     @classmethod
@@ -591,17 +545,3 @@ def failed_before(error: AqueductError, endpoint: ClientEndpoint) -> Callable[[B
     untouched = isinstance(error, Refused) and error.untouched
     lost = not untouched and not isinstance(error, ConnectFailed | Busy)
     return lambda balancer: balancer.resume(error, endpoint, lost=lost)
-
-
-def spec_for_retries(
-    config: Config, retries: int, backoff: Duration, backoff_limit: Duration, hedge: Duration
-) -> BalancedSpec:
-    """What a client says of all its calls. The values were read by ``checked``."""
-    return BalancedSpec(
-        handler="",
-        retries=retries,
-        backoff=cast("float", backoff),
-        backoff_limit=cast("float", backoff_limit),
-        hedge=cast("float", hedge),
-        config=config,
-    )

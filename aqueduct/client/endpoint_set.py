@@ -9,20 +9,19 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 from weakref import WeakSet
 
 from aqueduct.address import Address
 from aqueduct.carriers.binding import resolve as look_up
-from aqueduct.carriers.certificates import ClientTls
-from aqueduct.client.client_connection import ClientConnection, plain
+from aqueduct.client.client_connection import ClientConnection, connection_headers, plain
+from aqueduct.client.connection_options import ConnectionOptions
 from aqueduct.client.retry import Backoff
-from aqueduct.config import Config
 from aqueduct.errors import (
     AqueductError,
     ConfigError,
@@ -31,15 +30,12 @@ from aqueduct.errors import (
     LocalProtocolError,
 )
 from aqueduct.escaping import logger_of
-from aqueduct.rpc.tracing import CallObserver
 
 __all__ = [
     "ClientAddress",
     "ClientEndpoint",
-    "ConnectionOptions",
     "EndpointSet",
     "EndpointState",
-    "Resolver",
     "addresses_of",
 ]
 
@@ -47,10 +43,6 @@ log = logger_of(__name__)
 
 ClientAddress: TypeAlias = "str | Address | Sequence[str | Address]"
 """One address of a service, or several."""
-Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Gives the IP addresses of a name and a port. Raises OSError if there is none; any other error
-counts the same."""
-
 _TROUBLE: Final = 5.0
 """Seconds for which calls begin elsewhere after an address did not answer."""
 _AGAIN: Final = 1.0
@@ -75,22 +67,6 @@ class EndpointState:
     """Why the last attempt or connection failed; empty when it is connected."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionOptions:
-    """How a client connects; see ``Client.connect``."""
-
-    config: Config
-    tls: ClientTls | None = None
-    headers: tuple[tuple[bytes, bytes], ...] = field(default=(), repr=False)
-    token: str | bytes | None = field(default=None, repr=False)
-    keep_alive: bool = True
-    backoff: float = 0.1
-    backoff_limit: float = 30.0
-    resolve: float | None = None
-    resolver: Resolver | None = None
-    telemetry: CallObserver | None = None
-
-
 class ClientEndpoint:
     """One address of a client, and its connection while there is one."""
 
@@ -104,7 +80,8 @@ class ClientEndpoint:
         self.retired = False
         """Whether its name resolves to it no more."""
         self._options = options
-        self._backoff = Backoff(options.backoff, options.backoff_limit)
+        policy = options.policy()
+        self._backoff = Backoff(policy.backoff, policy.backoff_limit)
         self._connecting: asyncio.Task[ClientConnection] | None = None
         self.waiting = 0
         """How many wait for the attempt to connect."""
@@ -214,7 +191,7 @@ class ClientEndpoint:
                 name=self.bare,
                 config=options.config,
                 tls=options.tls,
-                headers=options.headers,
+                headers=connection_headers(options.headers),
                 token=options.token,
                 keep_alive=options.keep_alive,
                 telemetry=options.telemetry,
@@ -263,7 +240,7 @@ class EndpointSet:
         self._named: list[Address] = []
         """Those that are names to be resolved, with all their records as endpoints."""
         self._fixed: list[ClientEndpoint] = []
-        self._period = options.resolve
+        self._period = cast("float | None", options.resolve)
         for address in addresses:
             spread = reconnects and self._period_of(address) is not None
             if spread and _is_name(address):
@@ -295,7 +272,7 @@ class EndpointSet:
     @classmethod
     def of(cls, link: ClientConnection) -> EndpointSet:
         """The set of a connection that was made elsewhere: when it is over, all is."""
-        options = ConnectionOptions(link.config, telemetry=link.telemetry)
+        options = ConnectionOptions(config=link.config, telemetry=link.telemetry)
         made = cls((), options, reconnects=False)
         unknown = Address("memory", "", 0)  # it is not connected again
         endpoint = ClientEndpoint(unknown, link.address, options)

@@ -176,8 +176,10 @@ def joined(observed: CallObservation, headers: Mapping[str, str] | None) -> dict
     return {**observed.headers, **(headers or {})}
 
 
-def takes(options: type) -> Callable[[F], F]:
+def takes(options: type, defaults: type | None = None) -> Callable[[F], F]:
     """Decorates a function whose ``**options`` are those of a TypedDict: its signature names each.
+
+    ``defaults``: the dataclass that has them; CallOptions, unless there is one.
 
     Stands below ``checked``, which then reads each as an argument of that name.
     """
@@ -188,7 +190,7 @@ def takes(options: type) -> Callable[[F], F]:
             default=each.default,
             annotation=each.type,
         )
-        for each in fields(CallOptions)
+        for each in fields(CallOptions if defaults is None else defaults)
         if each.name in options.__annotations__
     ]
 

@@ -30,25 +30,21 @@ from aqueduct._speedups.calls.batch_sender import InFlightWindow
 from aqueduct.arguments import Duration, Size, checked, read_arguments
 from aqueduct.arrow.capsules import as_batch, has_batch
 from aqueduct.carriers.binding import holds_up
-from aqueduct.carriers.certificates import ClientTls
 from aqueduct.client.balanced_stream import SyncBalancedStream
 from aqueduct.client.balancer import Balancer
 from aqueduct.client.call import Batches
 from aqueduct.client.call_metrics import CallMetrics
-from aqueduct.client.client import Client, failed_before, spec_for_retries
+from aqueduct.client.client import Client, failed_before
 from aqueduct.client.client_connection import (
     ClientConnection,
-    ConnectionHeaders,
-    connection_headers,
     outline,
 )
 from aqueduct.client.client_connector import ClientConnector, spec_of
+from aqueduct.client.connection_options import ClientOptions, ConnectionOptions
 from aqueduct.client.endpoint_set import (
     ClientAddress,
-    ConnectionOptions,
     EndpointSet,
     EndpointState,
-    Resolver,
     addresses_of,
 )
 from aqueduct.client.loop_thread import thread_for
@@ -71,11 +67,10 @@ from aqueduct.client.unary import UnaryCallers, one_batch, trace_headers
 from aqueduct.client.unary_stub import StubCall
 from aqueduct.client.write_segments import Ack
 from aqueduct.client.writer import Token
-from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import AqueductError, ConnectionLost, LocalProtocolError
 from aqueduct.rpc.describe import DESCRIBE, DESCRIBE_SCHEMA, Description
 from aqueduct.rpc.request import CallHead, Kind
-from aqueduct.rpc.tracing import CallObservation, CallObserver, Unobserved, observed
+from aqueduct.rpc.tracing import CallObservation, Unobserved, observed
 
 __all__ = ["OnEnd", "SyncClient"]
 
@@ -100,41 +95,19 @@ class SyncClient:
     """Whether a connection that is lost is made again for the next call."""
 
     @checked(address="client_address", headers="connection_headers", telemetry="call_observer")
+    @takes(ClientOptions, ConnectionOptions)
     def __init__(
         self,
         address: ClientAddress,
-        *,
-        config: Config = DEFAULT,
-        tls: ClientTls | None = None,
-        headers: ConnectionHeaders = (),
-        token: str | bytes | None = None,
-        keep_alive: bool = True,
-        retries: int = 0,
-        backoff: Duration = 0.1,
-        backoff_limit: Duration = 30.0,
-        hedge: Duration = 0.5,
-        resolve: Duration | None = None,
-        resolver: Resolver | None = None,
-        telemetry: CallObserver | None = None,
+        **options: Unpack[ClientOptions],
     ) -> None:
         self._addresses = addresses_of(address)
-        self._policy = spec_for_retries(config, retries, backoff, backoff_limit, hedge)
-        options = ConnectionOptions(
-            config=config,
-            tls=tls,
-            headers=connection_headers(headers),
-            token=token,
-            keep_alive=keep_alive,
-            backoff=self._policy.backoff,
-            backoff_limit=self._policy.backoff_limit,
-            resolve=cast("float | None", resolve),
-            resolver=resolver,
-            telemetry=telemetry,
-        )
-        self._endpoints = EndpointSet(self._addresses, options, reconnects=self.reconnects)
+        given = ConnectionOptions(**options)
+        self._policy = given.policy()
+        self._endpoints = EndpointSet(self._addresses, given, reconnects=self.reconnects)
         self.address = self._endpoints.places
         """The service's address, without options; several with commas."""
-        self.config = config
+        self.config = given.config
         self._lock = threading.Lock()
         self._check_caller()
         self._own = threading.local()
