@@ -1,6 +1,6 @@
 """The answers of a call that may take several connections; for tasks and for threads.
 
-To whoever reads them they are what a ``Stream`` and a ``SyncStream`` are.
+A reader uses them as a ``Stream`` or a ``SyncStream``.
 """
 
 from __future__ import annotations

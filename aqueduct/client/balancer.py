@@ -5,7 +5,7 @@ When a call breaks, those of it go into another call, on the same address or the
 function of one batch that is declared idempotent nothing is lost, nothing comes twice, and nothing
 that was answered is asked again.
 
-The Balancer decides and does not wait. Who drives it, a thread or a task, gives it the news of its
+The Balancer decides and does not wait. Its driver, a thread or a task, gives it the news of its
 calls and the batches of its input, and waits for it; see ``thread_balancer`` and ``loop_balancer``.
 """
 
@@ -49,11 +49,11 @@ from aqueduct.rpc.request import AS_COMPLETED, FAILURES
 __all__ = ["Balancer", "NextStep"]
 
 _GLANCE: Final = 5.0
-"""Seconds after which who waits looks whether anybody is left to answer."""
+"""Seconds after which a driver that waits looks whether any connection can still answer."""
 
 
 class NextStep(Enum):
-    """What whoever drives a Balancer is to do."""
+    """What the driver of a Balancer is to do."""
 
     STEP = auto()
     """Something was done: deliver what there is, and ask again."""

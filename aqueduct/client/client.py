@@ -148,7 +148,7 @@ class Client(AsyncClosing):
         - ``resolve``: takes all A and AAAA records of a name for addresses of the service, and
           resolves it again so often, such as "30s"; an address may say it: ``?resolve=30s``.
         - ``resolver``: an async function of a name and a port that gives their IP addresses.
-        - ``telemetry``: who is told of calls, such as ``aqueduct.OpenTelemetry()``. Without it a
+        - ``telemetry``: an observer of calls, such as ``aqueduct.OpenTelemetry()``. Without it a
           call tells the service of the current span of OpenTelemetry, if there is one.
 
         Raises ConfigError for arguments that cannot work, ConnectFailed when the service cannot

@@ -78,7 +78,7 @@ class ClientConnection:
         self.compression = compression
         """What every call asks for that is given no other; "" for none."""
         self.telemetry = telemetry
-        """Who is told of every call."""
+        """The observer of every call."""
         self._agreed: set[str] = set()
         self.sizes: dict[str, int] = {}
         """Bytes that the next batch for each handler is expected to have; 0 if it is small."""

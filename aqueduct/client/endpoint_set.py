@@ -134,7 +134,7 @@ class ClientEndpoint:
     # On the loop
 
     def connect_soon(self) -> asyncio.Task[ClientConnection]:
-        """The task that connects; whoever waits for it leaves it running."""
+        """The task that connects. A caller that stops waiting leaves it running."""
         if self._connecting is None or self._connecting.done():
             loop = asyncio.get_running_loop()
             self._connecting = loop.create_task(self._connect())
@@ -209,7 +209,7 @@ class ClientEndpoint:
 
 
 def _seen(task: asyncio.Task[ClientConnection]) -> None:
-    """Its error belongs to those who wait, and nobody may wait any more."""
+    """Marks its error as seen: callers that wait get it, and perhaps none waits."""
     if not task.cancelled():
         task.exception()
 
@@ -236,7 +236,7 @@ class EndpointSet:
             )
         self._options = options
         self.telemetry = options.telemetry
-        """Who is told of calls."""
+        """The observer of calls."""
         self._named: list[Address] = []
         """Those that are names to be resolved, with all their records as endpoints."""
         self._fixed: list[ClientEndpoint] = []
@@ -249,7 +249,7 @@ class EndpointSet:
                 self._fixed.append(ClientEndpoint(address, plain(address), options))
         self._found: dict[tuple[str, str], ClientEndpoint] = {}
         self.targets: tuple[ClientEndpoint, ...] = tuple(self._fixed)
-        """Whom to call: another object when that has changed."""
+        """The addresses to call: another object when they have changed."""
         self.single = self._fixed[0] if len(self._fixed) == 1 and not self._named else None
         """The only address, if there are no others and will be none."""
         self.addresses = tuple(map(plain, addresses))

@@ -44,7 +44,7 @@ class Target(Hashable, Protocol):
 
 
 class CallQueue(Protocol):
-    """What calls and connections have for whoever drives the work, each with its tag."""
+    """What calls and connections have for the driver of the work, each with its tag."""
 
     def put(self, found: tuple[Any, Any]) -> None:
         """Adds a pair of a tag and what is new of it."""
@@ -138,13 +138,13 @@ class Connector(Protocol):
         """Whether nobody can be called any more."""
 
     def targets(self) -> Sequence[Target]:
-        """Whom to call, the first ones first. The same object as before if nothing changed."""
+        """The addresses to call, in this order. The same object as before if nothing changed."""
 
     def in_trouble(self, target: Any, now: float) -> bool:
         """Whether others had trouble with it a short time ago."""
 
     def note(self, target: Any, *, trouble: bool) -> None:
-        """Whether it answers, for those who come later."""
+        """Notes whether it answers, for later calls."""
 
     def connect(
         self,
@@ -212,7 +212,7 @@ class OpenCall:
     sizes: dict[int, int] = field(default_factory=dict)
     sent: int = 0
     accepted: bool = False
-    """As far as whoever drives the work has noticed."""
+    """As far as the driver of the work has noticed."""
     finished: bool = False
     """No more is sent."""
 
@@ -344,7 +344,7 @@ class OpenCalls:
         )
 
     def slow(self, before: float) -> None:
-        """Others begin elsewhere for a while: who was called before that says nothing yet."""
+        """Later calls begin elsewhere for a while: these addresses have not answered yet."""
         for service in self.services:
             if service.connecting is not None and service.connecting <= before:
                 self._connector.note(service.target, trouble=True)

@@ -70,7 +70,7 @@ class PreparedWork:
     read: Callable[[Any], pa.RecordBatch] | None = None
     """Makes a batch of each thing in the input; None: the work has no input."""
     seen: CallObservation | None = None
-    """Who is told of its end."""
+    """The observer of its end."""
 
 
 class LoopBalancer:

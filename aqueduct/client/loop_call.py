@@ -132,7 +132,7 @@ class LoopCall:
         self._tell_waiting()
 
     def check(self) -> None:
-        """Without effect: who waits is on the loop itself."""
+        """Without effect: the reader is on the loop itself."""
 
     def abandon(self) -> None:
         """The handler is told to stop, unless the call is over."""
@@ -149,7 +149,7 @@ class LoopCall:
         call = self._call
         try:
             taken = call.take()
-        except BaseException as error:  # noqa: BLE001  it belongs to who drives the call
+        except BaseException as error:  # noqa: BLE001  it belongs to the driver of the call
             self._over = True
             return Failed(error)
         if taken is None:

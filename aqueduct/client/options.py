@@ -129,7 +129,7 @@ class CallOptions:
     ) -> CallHead:
         """What a call says of itself, if its client has this ``token`` and ``compression``.
 
-        ``observed``: who is told of the end of the call, which joins the trace of its headers.
+        ``observed``: the observation of the call, which joins the trace of its headers.
         Raises ConfigError for a compression that is none.
         """
         name = compression if self.compression is None else codec_of(self.compression)

@@ -161,6 +161,6 @@ class ReactiveTaskClient:
 
 
 def _seen(task: asyncio.Task[Description | None]) -> None:
-    """Its error belongs to those who wait, and nobody may wait any more."""
+    """Marks its error as seen: callers that wait get it, and perhaps none waits."""
     if not task.cancelled():
         task.exception()

@@ -119,7 +119,7 @@ class Stream:
     async def read_all(self) -> pa.Table:
         """All answers that are still to come, as a Table: each batch as it came, none or many.
 
-        Raises how the call failed. Whoever leaves it early closes the stream, as after reading.
+        Raises how the call failed. A reader that leaves it early closes the stream.
         """
         batches = [batch async for batch in self]
         schema = await self.opened()

@@ -50,7 +50,7 @@ class Ack:
         future: asyncio.Future[None],
         end: Callable[[], None],
     ) -> None:
-        """``end`` has the attempt ended that carries the rows, for one who waits."""
+        """``end`` ends the attempt that carries the rows. A program that waits calls it."""
         self.number = number
         """Of the write, from 0."""
         self.commit = commit
@@ -77,7 +77,7 @@ class Ack:
     async def _wait(self) -> None:
         if not self._future.done():
             self._end()
-            await asyncio.wait((self._future,))  # whoever is cancelled leaves it to others
+            await asyncio.wait((self._future,))  # a task that is cancelled leaves it to others
         self._future.result()
 
     def settle(self, error: BaseException | None = None) -> None:

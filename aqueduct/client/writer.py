@@ -496,7 +496,7 @@ class Writer:
                     error,
                 )
             )
-        except Exception as error:  # noqa: BLE001  whoever writes or waits is to see it
+        except Exception as error:  # noqa: BLE001  tasks that write or wait are to see it
             self._fail(error)
         else:
             self._prepared(segment, prepared)
@@ -701,7 +701,7 @@ class Writer:
     def _look_at(self, committing: asyncio.Task[Committed]) -> None:
         self._committing.discard(committing)
         if not committing.cancelled():
-            committing.exception()  # whoever asked was told, or was cancelled
+            committing.exception()  # the caller was told, or was cancelled
 
     def _text_of(self, note: Any) -> str:
         """A note as JSON. Raises ConfigError."""

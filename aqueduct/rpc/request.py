@@ -177,7 +177,7 @@ class CallHead:
     """Of AS_COMPLETED and FAILURES; words that a service does not know are not granted."""
 
     observed: CallObservation | None = field(default=None, repr=False, compare=False)
-    """Who is told of its end; of the caller alone."""
+    """The observer of its end; of the caller alone."""
 
     _encoded: tuple[Headers, tuple[bytes, ...]] | None = field(
         default=None, init=False, repr=False, compare=False

@@ -53,7 +53,7 @@ _RSA: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _CURVES: Final = {"secp256r1": ("ES256",), "secp384r1": ("ES384",), "secp521r1": ("ES512",)}
 _EDWARDS: Final = ("EdDSA",)
 _SIGNED: Final = (*_RSA, "ES256", "ES384", "ES512", *_EDWARDS)
-"""Algorithms of which who checks a token cannot make one. They are the default."""
+"""Algorithms that sign by a private key, which the service does not have. They are the default."""
 _SHARED: Final = {"HS256": 32, "HS384": 48, "HS512": 64}
 """Algorithms with one secret on both sides, and the fewest bytes that it may have."""
 _TRIED: Final = 8
@@ -321,7 +321,7 @@ class Jwt:
         raise Refused(self._fault(failure), **names) from failure
 
     def _fault(self, error: Exception | None) -> str:
-        """What is wrong with a token, for who has shown it."""
+        """What is wrong with a token, for the client that has shown it."""
         errors = self._jwt.exceptions
         if isinstance(error, errors.MissingRequiredClaimError):
             return f"the token has no claim {error.claim!r}, which the service asks for"

@@ -258,7 +258,7 @@ async def _in_a_thread(step: _Step, arguments: tuple[Any, ...]) -> Any:
 
 
 def _begun() -> Future[None]:
-    """A future that those who wait for it cannot cancel."""
+    """A future that callers that wait for it cannot cancel."""
     future: Future[None] = Future()
     future.set_running_or_notify_cancel()
     return future

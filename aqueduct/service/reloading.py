@@ -1,4 +1,4 @@
-"""``Reload``: work in a thread that all who wait for it share, on any event loop."""
+"""``Reload``: work in a thread, shared by all callers that wait for it, on any event loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Reload"]
 
 
 class Reload:
-    """Runs ``work()`` in a daemon thread, once for all who wait at that time.
+    """Runs ``work()`` in a daemon thread, once for all callers that wait at that time.
 
     The thread is no worker of the process's pool: a file system or a server that does not answer
     holds up nothing else. In a forked child nothing runs, and nobody waits.

@@ -37,7 +37,7 @@ _Outcome: TypeAlias = "tuple[Any, BaseException | None]"
 
 
 class ThreadHost(Protocol):
-    """Who has threads."""
+    """What starts threads for handlers."""
 
     def start_thread(self, work: Callable[[], None]) -> None:
         """A thread for ``work``. Raises Busy when the system has none."""
@@ -188,7 +188,7 @@ class SharedRunner:
     # When a run begins
 
     def _delay(self, turns: Turns[Any], now: float) -> float:
-        """Seconds that those who wait should wait for others; 0 or less: none."""
+        """Seconds that waiting calls should wait for others; 0 or less: none."""
         batching = self._batching
         if batching is None or not batching.wait or not turns.waiting:
             return 0.0

@@ -281,7 +281,7 @@ class Sink:
         result = await self._outlast(self._settle_commit(settlement, call))
         if settlement.note is None or not _is_repeated(result):
             return _answer(result)
-        # Whoever asks can tell by the note whether the commit that is there is its own.
+        # A writer can tell by the note whether the commit that is there is its own.
         found = await self._note(settlement.write_key)
         return _answer(result, note=None if found is None else found["note"])
 

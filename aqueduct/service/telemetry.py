@@ -1,4 +1,4 @@
-"""Who is told what becomes of a service's calls. ``aqueduct.OpenTelemetry`` is one."""
+"""Observers of a service's calls. ``aqueduct.OpenTelemetry`` is one."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ def append_line(path: str | os.PathLike[str], line: str) -> None:
                 tuple(_parse(content, where=os.fspath(path)))
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        file.write(f"{line}\n".encode())  # at once: who reads it meanwhile sees all or nothing
+        file.write(f"{line}\n".encode())  # at once: a reader sees the whole line or nothing of it
 
 
 def _parse(content: bytes, *, where: str) -> Iterator[TokenEntry]:

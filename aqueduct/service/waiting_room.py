@@ -105,7 +105,7 @@ class Ticket:
 
 
 class WaitingRoom:
-    """Who of the calls of one handler runs, and who waits. Lives on the service's event loop.
+    """Which calls of one handler run, and which wait. Lives on the service's event loop.
 
     Threads may ``trade`` and look at what is counted.
     """

@@ -85,7 +85,7 @@ def call(
 
 @dataclass(frozen=True)
 class _Peer:
-    """Who a call comes from."""
+    """The peer that a call comes from."""
 
     peer: str
     peer_identity: PeerIdentity | None

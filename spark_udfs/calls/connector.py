@@ -49,7 +49,7 @@ class TaskConnector:
         return False
 
     def targets(self) -> Sequence[Peer]:
-        """Whom to call, the first ones first."""
+        """The addresses to call, in this order."""
         return self._peers
 
     def in_trouble(self, target: Peer, now: float) -> bool:
