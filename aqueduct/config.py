@@ -293,9 +293,18 @@ class Timing:
     """For all ``on_start`` functions of a service together. A worker process has 300 s in all."""
     stop_timeout: Seconds = 5.0
     """For all ``on_stop`` functions together. They have a quarter of ``drain_timeout`` at most."""
+    certificate_check: Seconds = 10.0
+    """A service looks this often whether the files of its certificate, key and client CAs have
+    changed; 0: never."""
 
     def __post_init__(self) -> None:
-        zero_allowed = ("ack_delay", "close_linger", "drain_timeout", "handshake_silence")
+        zero_allowed = (
+            "ack_delay",
+            "certificate_check",
+            "close_linger",
+            "drain_timeout",
+            "handshake_silence",
+        )
         check_fields(self, zero_allowed=zero_allowed)
         if self.ack_delay > 1.0:
             raise ConfigError(f"Timing.ack_delay is {self.ack_delay!r} s; at most 1 s (AQ-R33)")

@@ -28,6 +28,7 @@ FLOORS: tuple[dict[str, str], ...] = (
             "escaping",
             "forks",
             "origins",
+            "reloading",
         )
     },
     {"aqueduct._speedups": "", "aqueduct._speedups.base": ""},
@@ -48,7 +49,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"aqueduct._speedups.stream": ""},
     {"aqueduct._speedups.loop": ""},
     {f"aqueduct.carriers.{name}": "" for name in ("places", "binding", "certificates")},
-    {"aqueduct.carriers.verify": ""},
+    {"aqueduct.carriers.renewal": "", "aqueduct.carriers.verify": ""},
     {"aqueduct.carriers.tls_openssl": "", "aqueduct.carriers.tls_stdlib": ""},
     {"aqueduct.carriers.tls_library": ""},
     {f"aqueduct.carriers.{name}": "" for name in ("memory", "quic", "stream")},
