@@ -27,6 +27,7 @@ FLOORS: tuple[dict[str, str], ...] = (
             "closing",
             "escaping",
             "forks",
+            "logs",
             "origins",
             "reloading",
         )

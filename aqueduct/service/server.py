@@ -382,7 +382,8 @@ class RunningService:
         """A call that never began is counted. ``unanswered``: nobody is told."""
         self._counted["refused"] += 1
         self._counted["unreported"] += unanswered
-        log.info("%s: a call was refused: %s", peer, error)
+        fields = {**error.log_fields(), "peer": peer}
+        log.info("%s: a call was refused: %s", peer, error, extra={"fields": fields})
 
     def opened(self, dispatcher: CallDispatcher) -> None:
         """A connection is there."""
@@ -546,12 +547,13 @@ class RunningService:
 
     def _count_end(self, running: ServerCall, status: Status, error: BaseException | None) -> None:
         self._counted["unreported"] += running.unanswered
+        more: Any = {"extra": {"fields": {"status": status.code}}}
         if status.code == CANCELLED or isinstance(error, ConnectionLost):
             self._counted["cancelled"] += 1
         elif not running.accepted:
             self._counted["refused"] += 1
             level = logging.WARNING if isinstance(error, HandlerFailed) else logging.INFO
-            log.log(level, "%r was refused: %s", running.call, status.message)
+            log.log(level, "%r was refused: %s", running.call, status.message, **more)
         else:
             self._counted["failed"] += 1
             # A fault of the handler is a warning for the operator of the service.
@@ -560,7 +562,7 @@ class RunningService:
             )
             level = logging.WARNING if own else logging.INFO
             lines = Lines(status.traceback)
-            log.log(level, "%r failed: %s%s", running.call, status.message, lines)
+            log.log(level, "%r failed: %s%s", running.call, status.message, lines, **more)
 
     def _observe(self, running: ServerCall, telemetry: Observer) -> None:
         """Has telemetry observe a call. Its error does not end the call."""

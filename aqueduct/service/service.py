@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -47,6 +46,7 @@ from aqueduct.carriers.certificates import ServerTls
 from aqueduct.carriers.contract import Bound
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConfigError, LocalProtocolError
+from aqueduct.escaping import logger_of
 from aqueduct.rpc.describe import (
     DESCRIBE,
     DESCRIBE_SCHEMA,
@@ -70,12 +70,14 @@ from aqueduct.service.handlers import (
 from aqueduct.service.lifetime import Lifetime, unless
 from aqueduct.service.namespace import Namespace
 from aqueduct.service.server import COUNTERS, Authorize, RunningService
-from aqueduct.service.signals import Holders, ProcessDeadline, ServiceSignals, say, tell
+from aqueduct.service.signals import Holders, ProcessDeadline, ServiceSignals, say, tell_state
 from aqueduct.service.sinks import Sink
 from aqueduct.service.tables import Filters, Table, TableSchema, make_table
 from aqueduct.service.telemetry import CounterObserver, Observer
 
 __all__ = ["Service", "serve_until_signal"]
+
+log = logger_of(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Declared = TypeVar("Declared")
@@ -659,17 +661,17 @@ async def serve_until_signal(
             if serving is None:  # told to end before it had begun
                 return 0
             look = serving.state
-            signals.look = lambda: tell(json.dumps(look(), separators=(",", ":")))
+            signals.look = lambda: tell_state(look())
             for address in serving.addresses:
                 say(address if quiet else f"listening on {address}")
             await first.wait()
             if not quiet:
-                tell("draining; a second signal ends at once")
+                log.info("draining; a second signal ends at once")
             await serving.drain(second, seconds)
     if not second.is_set():
         return 0
     if not quiet:
-        tell("ended by a second signal; calls were cut")
+        log.warning("ended by a second signal; calls were cut")
     return 1
 
 

@@ -322,7 +322,7 @@ WORKERS = """
 from aqueduct.config import Config, Timing
 from aqueduct.service.service import Service
 
-service = Service("crew", config=Config(timing=Timing(certificate_check=0.05, drain_timeout=1)))
+service = Service("crew", config=Config(timing=Timing(certificate_check=0.05)))
 
 
 @service.handler("echo")
