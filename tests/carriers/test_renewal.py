@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import shutil
@@ -336,7 +337,7 @@ async def test_workers_renew_too(files, tmp_path):
     (tmp_path / "crew.py").write_text(WORKERS)
     listen = ("--listen", "aqueduct://127.0.0.1:0", "--listen", "aqueduct+tls://127.0.0.1:0")
     shown = ("--certificate", str(files.certificate), "--key", str(files.key))
-    with crew(tmp_path, *listen, *shown) as running:
+    with crew(tmp_path, *listen, *shown, "--log-format", "json") as running:
         assert running.process.stdout is not None
         other = running.process.stdout.readline().removeprefix("listening on ").strip()
         olds = [
@@ -352,5 +353,11 @@ async def test_workers_renew_too(files, tmp_path):
         for old in olds:
             assert await old.call("echo", numbers(1)) == numbers(1)
             await old.close()
+        told = [json.loads(await running.told("read again")) for _ in range(2)]
+        assert {each["logger"] for each in told} == {LOGGER}
+        pids = {each["process"] for each in told}
+        assert len(pids) == 2 and running.process.pid not in pids, "each worker says so"
         running.process.terminate()
         assert await running.ended() == 0
+        last = json.loads(await running.told("draining"))
+        assert last["logger"] == "aqueduct.service.supervisor" and "process" not in last
