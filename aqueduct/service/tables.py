@@ -129,9 +129,9 @@ class Request:
         return all_of(self.filters, self.schema)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Table:
-    """One registered table."""
+    """One registered table. Its limits alone may change, before it is served."""
 
     name: str
     schema: TableSchema
