@@ -30,6 +30,7 @@ FLOORS: tuple[dict[str, str], ...] = (
             "logs",
             "origins",
             "reloading",
+            "settings",
         )
     },
     {"aqueduct._speedups": "", "aqueduct._speedups.base": ""},

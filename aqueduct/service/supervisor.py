@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from aqueduct.carriers.certificates import ServerTls
     from aqueduct.carriers.contract import Bound
     from aqueduct.logs import LogSettings
+    from aqueduct.settings.in_force import ServiceSettings
 
 __all__ = ["Restarts", "Supervisor"]
 
@@ -97,11 +98,13 @@ class Supervisor:
         restarts: Restarts | None = None,
         drain: float | None = None,
         origins: Sequence[str] = (),
+        settings: ServiceSettings | None = None,
         logs: LogSettings | None = None,
     ) -> None:
         """``drain``: seconds that the end may take; None: what the service's settings say.
 
-        ``origins``: see ``Service.serving``. ``logs``: of the workers; None: as Python logs.
+        ``origins``: see ``Service.serving``. ``settings``: what the operator has set; each worker
+        serves with it. ``logs``: of the workers; None: as Python logs.
         """
         self._service = service
         self._addresses = addresses
@@ -111,6 +114,7 @@ class Supervisor:
         self._drain = drain
         self._origins = list(origins)
         self._logs = logs
+        self._settings = {} if settings is None else settings.to_json()
         self._deadline = ProcessDeadline(self._kill)
         self._deaths: deque[float] = deque()
         self._places: list[list[Bound]] = []
@@ -185,6 +189,7 @@ class Supervisor:
             "drain": self._drain,
             "origins": self._origins,
             "logs": None if self._logs is None else asdict(self._logs),
+            "settings": self._settings,
         }
 
     def _siblings(self, place: int, address: Address) -> list[str]:

@@ -36,6 +36,7 @@ from aqueduct.service.signals import (
     end_process,
     tell_as,
 )
+from aqueduct.settings.in_force import ServiceSettings
 
 if TYPE_CHECKING:
     from aqueduct.carriers.certificates import ServerTls
@@ -96,6 +97,8 @@ class _Worker:
         listener.start()
         try:
             service = load_service(self._name)
+            operator = ServiceSettings.from_json(job["settings"])
+            service.configure(operator.config(service.config))
             tls, drain, origins = tls_from_json(job["tls"]), job["drain"], job["origins"]
             return asyncio.run(self._serve(service, places, tls, drain, origins))
         except Exception as error:
