@@ -140,6 +140,8 @@ class RunningService:
         self._rooms = WaitingRooms(self, self.config.calls)
         self._counted: Counter[str] = Counter()
         self._number = 0
+        self.ready = False
+        """Whether clients should come: from the first address on, until a drain begins."""
         self._draining = False
         self._closing = False
         self._idle = asyncio.Event()
@@ -213,6 +215,7 @@ class RunningService:
             if self._server is not None:
                 await self._server.close()
             raise
+        self.ready = True
 
     async def close(self, *, drain: float | None = None, alone: bool = False) -> None:
         """Takes no more calls, waits for those that are open, and ends, within ``drain`` seconds.
@@ -221,6 +224,7 @@ class RunningService:
         calls that are still open then: they fail with Refused. ``alone``: other workers go on, and
         so do calls of theirs whose bytes pass through here, on other connections.
         """
+        self.ready = False
         self._draining = True
         server, self._server = self._server, None
         if self._closing:
@@ -272,8 +276,21 @@ class RunningService:
     async def drain(
         self, force: asyncio.Event, seconds: float | None = None, *, alone: bool = False
     ) -> None:
-        """``close``, but from the moment that ``force`` is set open calls get no more time."""
-        closing = asyncio.ensure_future(self.close(drain=seconds, alone=alone))
+        """``close``, but from the moment that ``force`` is set open calls get no more time.
+
+        First the service is not ``ready`` for Timing.drain_delay, and takes calls as before. This
+        is part of the ``seconds``. ``alone``: not so, as other workers are ready.
+        """
+        self.ready = False
+        timing = self.config.timing
+        whole = timing.drain_timeout if seconds is None else seconds
+        delay = 0.0 if alone else min(timing.drain_delay, whole)
+        if delay:
+            log.info("%s: not ready from now on; calls are taken for %g s more", self.name, delay)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await force.wait()
+        closing = asyncio.ensure_future(self.close(drain=whole - delay, alone=alone))
         forced = asyncio.ensure_future(force.wait())
         await asyncio.wait((closing, forced), return_when=asyncio.FIRST_COMPLETED)
         forced.cancel()
