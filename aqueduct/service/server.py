@@ -164,6 +164,13 @@ class RunningService:
         own = list(self._server.addresses) if self._server is not None else []
         return own + self._gateway.addresses
 
+    def __repr__(self) -> str:
+        places = ", ".join(self.addresses) or "no address"
+        return (
+            f"<RunningService {self.name!r} at {places}: {'ready' if self.ready else 'not ready'}, "
+            f"{len(self._connections)} connections, {len(self.calls)} calls>"
+        )
+
     @property
     def connections(self) -> list[Any]:
         """Those that are open now: a Connection, or a ReactiveSocketConnection."""

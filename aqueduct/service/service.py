@@ -36,7 +36,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, Final, Literal, TypeVar, cast, overload
 
 import pyarrow as pa
 
@@ -81,6 +81,8 @@ from aqueduct.settings.places import read_settings
 __all__ = ["Service", "serve_until_signal"]
 
 log = logger_of(__name__)
+
+_SHOWN: Final = 5  # names of each kind in the repr of a service
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Declared = TypeVar("Declared")
@@ -505,6 +507,20 @@ class Service:
             ),
         )
 
+    def __repr__(self) -> str:
+        offers = [
+            text
+            for what, names in (
+                ("handler", [name for name in self._handlers if not name.startswith("aqueduct.")]),
+                ("table", list(self._tables)),
+                ("sink", list(self._sinks)),
+            )
+            if (text := _names_of(what, names))
+        ]
+        served = [at for serving in tuple(self._servings) for at in serving.addresses]
+        where = f"served at {', '.join(served)}" if served else "not served"
+        return f"<Service {self.name!r}: {'; '.join((*offers, where))}>"
+
     def counters(self) -> dict[str, int]:
         """What all servings of this service have counted; see ``RunningService.counters``.
 
@@ -729,6 +745,15 @@ def _apart(name: Any, what: str, limit: int) -> tuple[Any, Any]:
     if callable(name) or any(hasattr(name, method) for method in ("read", "open")):
         return name, UNGIVEN
     raise ConfigError(f"a {what}'s name is {name!r}; it must be text of 1 to {limit} bytes")
+
+
+def _names_of(what: str, names: Sequence[str]) -> str:
+    """``handlers 'echo', 'score'``: a few of them; "" if there are none."""
+    if not names:
+        return ""
+    shown = ", ".join(map(repr, names[:_SHOWN]))
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{what}{'s' if len(names) > 1 else ''} {shown}{more}"
 
 
 def _own_name(declared: Any, what: str) -> str:
