@@ -9,7 +9,7 @@ CYTHON := $(wildcard aqueduct/_speedups/*/*.pyx aqueduct/_speedups/*/*.pxd)
 COMPILED := $(patsubst %.pyi,%,$(subst /,.,$(wildcard aqueduct/_speedups/*/*.pyi)))
 
 .PHONY: help demo test test-long pysparks pythons fuzz requirements sabotage profiled \
-	bench bench-spark bench-check wheel wheels lint lint-types lint-stubs format setup clean
+	bench bench-spark bench-check docs wheel wheels lint lint-types lint-stubs format setup clean
 
 help:           ## these lines
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | expand -t 14
@@ -91,6 +91,9 @@ wheel: setup    ## sdist, wheel from it, repaired, and tried in a fresh environm
 wheels: setup   ## the wheels of every supported Python, by cibuildwheel; ONLY='cp311-*', TESTS=compiled
 	ci/wheels.sh '$(ONLY)' $(TESTS)
 
+docs: .venv/.stamp-docs ## the docs site in build/site, with search; a broken link is an error
+	ci/env python -m ci.docs_site
+
 clean:          ## everything that is made, with the virtual environment
 	rm -rf .venv build dist wheelhouse *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f aqueduct/_speedups/*.so
@@ -104,6 +107,10 @@ clean:          ## everything that is made, with the virtual environment
 	$(PIP) -c ci/constraints.txt pip
 	$(PIP) -c ci/constraints.txt --group build --group lint
 	$(PIP) -c ci/constraints.txt --no-build-isolation -e '.[spark,demo,test,bench,connect,postgres,telemetry]'
+	touch $@
+
+.venv/.stamp-docs: .venv/.stamp-build
+	$(PIP) -c ci/constraints.txt --group docs
 	touch $@
 
 # What Spark's Java loads, for the many that tests start.
