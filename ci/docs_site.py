@@ -237,7 +237,7 @@ def main(arguments: list[str] | None = None) -> int:
     shutil.rmtree(given.site, ignore_errors=True)
     options = ["-b", "html", "-q", "-W", "-d", str(given.pages / ".doctrees")]
     settings = ["-c", str(ROOT / "ci" / "docs")]
-    status = build_main([*options, *settings, str(given.pages), str(given.site)])
+    status = int(build_main([*options, *settings, str(given.pages), str(given.site)]))
     if status:
         return status
     faults = _look_through(given.site)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from importlib.metadata import version as version_of
 from typing import Any
 
+from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 
 from aqueduct.config import DEFAULT
@@ -68,8 +71,24 @@ def _inner(*given: Any) -> bool | None:
     return True if described.rstrip().endswith("for this library.") else None
 
 
+OTHERS = frozenset({"Mode"})
+"""Names in signatures of spark_udfs that are not those of aqueduct."""
+
+
+def _unlinked(app: Sphinx, doctree: nodes.document) -> None:
+    """Leaves types of Python alone: Sphinx takes ``bytes`` for an attribute of that name."""
+    spark = app.env.docname.endswith("/spark")
+    for link in list(doctree.findall(addnodes.pending_xref)):
+        target = link.get("reftarget", "")
+        if link.get("refdomain") == "py" and (
+            hasattr(builtins, target) or (spark and target in OTHERS)
+        ):
+            link.replace_self(link.children)
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("autodoc-process-signature", _shortened)
     app.connect("autodoc-process-docstring", _linked)
     app.connect("autodoc-skip-member", _inner)
+    app.connect("doctree-read", _unlinked)
