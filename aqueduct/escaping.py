@@ -115,7 +115,8 @@ def logger_of(name: str) -> logging.Logger:
     """The logger of a module, which escapes all arguments and tracebacks that it logs.
 
     ``Lines`` and tracebacks keep their lines. An argument that has ``log_fields()``, as a call has,
-    says what the record is about. ``extra={"fields": {...}}`` says more.
+    says what the record is about; so does the ``peer`` of a connection. ``extra={"fields": {...}}``
+    says more.
     """
     logger = logging.getLogger(name)
     logger.addFilter(_escaping)  # the second time changes nothing
@@ -145,6 +146,8 @@ def _add_fields(record: logging.LogRecord, values: tuple[object, ...]) -> None:
         tell = getattr(type(value), "log_fields", None)
         if tell is not None:
             found |= tell(value)
+        elif isinstance(getattr(type(value), "peer", None), property):  # a connection
+            found["peer"] = value.peer  # type: ignore[attr-defined]
     if found:
         setattr(record, FIELDS, found | getattr(record, FIELDS, {}))
 

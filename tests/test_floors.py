@@ -50,7 +50,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     },
     {"aqueduct._speedups.stream": ""},
     {"aqueduct._speedups.loop": ""},
-    {f"aqueduct.carriers.{name}": "" for name in ("places", "binding", "certificates")},
+    {f"aqueduct.carriers.{name}": "" for name in ("places", "binding", "certificates", "key_log")},
     {"aqueduct.carriers.renewal": "", "aqueduct.carriers.verify": ""},
     {"aqueduct.carriers.tls_openssl": "", "aqueduct.carriers.tls_stdlib": ""},
     {"aqueduct.carriers.tls_library": ""},

@@ -211,10 +211,6 @@ class Connection(AsyncClosing):
             transport=told,
         )
 
-    def log_fields(self) -> dict[str, object]:
-        """What a line of the log about it has as fields."""
-        return {"peer": self.peer}
-
     def __repr__(self) -> str:
         side = "client" if self.is_client else "server"
         return f"<Connection {side} {self.local} - {self.peer}{' closed' if self.closed else ''}>"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeAlias
 
 from aqueduct.client.call_metrics import CallMetrics
-from spark_udfs.worker.summary import Summary
+from spark_udfs.worker.summary import TaskSummary
 
 __all__ = ["Tally", "TaskMetrics", "Total"]
 
@@ -105,18 +105,18 @@ class Tally:
             self._here = Total()
             self._begun = Total() if self._accumulator is None else self._accumulator.value
 
-    def summary(self) -> Summary:
+    def summary(self) -> TaskSummary:
         """``value`` in a few lines for people, or why there is nothing to sum up."""
         total = self.value
         if total.tasks:
-            return Summary(str(total), rows=total.rows())
+            return TaskSummary(str(total), rows=total.rows())
         if _remote():
-            return Summary(
+            return TaskSummary(
                 "no numbers: Spark Connect has no accumulators. Each task's are in the log of its "
                 "Python worker (spark.sql.pyspark.worker.logging.enabled), in OpenTelemetry if "
                 "the workers have it, and in the service's own counters"
             )
-        return Summary("no numbers yet: they come with each task that ends well")
+        return TaskSummary("no numbers yet: they come with each task that ends well")
 
     def _sum(self) -> Total:
         if self._accumulator is None:

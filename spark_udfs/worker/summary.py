@@ -1,4 +1,4 @@
-"""``Summary``: numbers of tasks for people, as text and as a table of a notebook."""
+"""``TaskSummary``: numbers of tasks for people, as text and as a table of a notebook."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from aqueduct.escaping import escape, escape_lines
 
-__all__ = ["Summary"]
+__all__ = ["TaskSummary"]
 
 _CELL: Final = "padding: 2px 12px 2px 0; text-align: left; vertical-align: top"
 
 
-class Summary(str):
+class TaskSummary(str):
     """A text of a few lines. A shell shows it as it is, and a notebook as a table."""
 
     __slots__ = ("_rows", "_title")
@@ -23,16 +23,16 @@ class Summary(str):
 
     def __new__(
         cls, text: str, *, title: str = "", rows: Sequence[tuple[str, str]] = ()
-    ) -> Summary:
+    ) -> TaskSummary:
         """``rows``: names with what they are, instead of the lines of ``text``."""
         made = super().__new__(cls, text)
         made._title = title
         made._rows = tuple(rows)
         return made
 
-    def titled(self, title: str) -> Summary:
+    def titled(self, title: str) -> TaskSummary:
         """The same with a title before it."""
-        return Summary(f"{title}: {self}", title=title, rows=self._rows or [("", str(self))])
+        return TaskSummary(f"{title}: {self}", title=title, rows=self._rows or [("", str(self))])
 
     def __repr__(self) -> str:
         return escape_lines(str(self))
@@ -51,8 +51,8 @@ class Summary(str):
         return _again, (str(self), self._title, self._rows)
 
 
-def _again(text: str, title: str, rows: tuple[tuple[str, str], ...]) -> Summary:
-    return Summary(text, title=title, rows=rows)
+def _again(text: str, title: str, rows: tuple[tuple[str, str], ...]) -> TaskSummary:
+    return TaskSummary(text, title=title, rows=rows)
 
 
 def _safe(text: str) -> str:
