@@ -7,7 +7,8 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from aqueduct.cli.common import Commands, add_client_tls, client_tls
+from aqueduct.cli.common import Commands, add_client_tls, add_token, client_tls, shown_token
+from aqueduct.cli.output import Page
 from aqueduct.escaping import escape
 from aqueduct.service.signals import say
 
@@ -23,20 +24,22 @@ def add(commands: Commands) -> None:
     command = commands.add_parser("describe", help="the version, handlers and schemas of a service")
     command.add_argument("address", metavar="ADDRESS")
     command.add_argument("--json", action="store_true", help="for programs")
-    command.add_argument("--token", help="what the service asks of its callers")
+    add_token(command)
     add_client_tls(command)
     command.set_defaults(run=run, usage=command)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the description; the exit status."""
-    description = asyncio.run(_fetch_description(args.address, args.token, client_tls(args)))
+    description = asyncio.run(_fetch_description(args.address, shown_token(args), client_tls(args)))
     if args.json:
         say(_printable_json(description.to_json()))
         return 0
-    say(
+    page = Page()
+    page.line(
         f"{description.service}  (aqueduct-arrow {description.library}, "
-        f"call convention {description.convention})"
+        f"call convention {description.convention})",
+        "bold",
     )
     for handler in description.handlers:
         properties: list[str] = [handler.kind]
@@ -46,38 +49,38 @@ def run(args: argparse.Namespace) -> int:
             properties.append(f"max_concurrency {handler.max_concurrency}")
         if handler.idempotent:
             properties.append("idempotent")
-        say("")
-        say(f"{handler.name}  ({', '.join(properties)})")
+        page.line()
+        page.line(f"{handler.name}  ({', '.join(properties)})", "bold cyan")
         if handler.summary:
-            say(f"  {handler.summary}")
+            page.line(f"  {handler.summary}", "italic")
         if handler.kind != "source":
-            _print_schema("input", handler.input, "any")
+            _print_schema(page, "input", handler.input, "any")
         if handler.kind != "sink":
-            _print_schema("output", handler.output, "depends on the call")
+            _print_schema(page, "output", handler.output, "depends on the call")
     for table in description.tables:
-        say("")
-        say(f"{table.name}  (table{', stream' if table.streams else ''})")
+        page.line()
+        page.line(f"{table.name}  (table{', stream' if table.streams else ''})", "bold cyan")
         if table.summary:
-            say(f"  {table.summary}")
-        _print_schema("columns", table.schema, "depend on the call")
+            page.line(f"  {table.summary}", "italic")
+        _print_schema(page, "columns", table.schema, "depend on the call")
     for sink in description.sinks:
-        say("")
-        say(f"{sink.name}  (sink, exactly once)")
+        page.line()
+        page.line(f"{sink.name}  (sink, exactly once)", "bold cyan")
         if sink.summary:
-            say(f"  {sink.summary}")
-        _print_schema("takes", sink.schema, "any")
+            page.line(f"  {sink.summary}", "italic")
+        _print_schema(page, "takes", sink.schema, "any")
     return 0
 
 
-def _print_schema(label: str, schema: Any, otherwise: str) -> None:
+def _print_schema(page: Page, label: str, schema: Any, otherwise: str) -> None:
     if schema is None:
-        say(f"  {label}: {otherwise}")
+        page.line(f"  {label}: {otherwise}")
         return
-    say(f"  {label}:")
+    page.line(f"  {label}:")
     names = [escape(field.name) for field in schema]
     width = max(map(len, names), default=0)
     for name, field in zip(names, schema, strict=True):
-        say(f"    {name:{width}}  {field.type}{'' if field.nullable else ' not null'}")
+        page.line(f"    {name:{width}}  {field.type}{'' if field.nullable else ' not null'}")
 
 
 def _printable_json(document: str) -> str:

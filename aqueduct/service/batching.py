@@ -73,7 +73,7 @@ class QueuedBatch:
         self.batch = batch
         self.lease = lease
         self.size = batch.get_total_buffer_size()
-        """Bytes: what a payload unpacks to. ``nbytes`` crashes for some unions that come by IPC."""
+        """Bytes: what a payload unpacks to."""
 
 
 class BatchFilter:

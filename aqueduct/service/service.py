@@ -330,6 +330,8 @@ class Service:
         splits: Any = None,
         filters: Filters = None,
         max_calls: int | None = None,
+        max_concurrency: int | None = None,
+        queue: int | None = None,
         description: str = "",
     ) -> Callable[[Function], Function]: ...
 
@@ -343,6 +345,8 @@ class Service:
         splits: Any = None,
         filters: Filters = None,
         max_calls: int | None = None,
+        max_concurrency: int | None = None,
+        queue: int | None = None,
         description: str = "",
     ) -> Declared: ...
 
@@ -356,6 +360,8 @@ class Service:
         splits: Any = None,
         filters: Filters = None,
         max_calls: int | None = None,
+        max_concurrency: int | None = None,
+        queue: int | None = None,
         description: str = "",
     ) -> Any:
         """Registers a table, which is read in parts: the decorated generator, or ``table``.
@@ -373,6 +379,8 @@ class Service:
           says of each ``Filter`` whether the table takes it (True, "partly", False), and the
           table applies it. Without it none is.
         - ``max_calls``: splits read, and questions answered, at once; more get ``busy``.
+        - ``max_concurrency``: splits read at once; others wait for their turn, as many as ``queue``
+          says. See ``handler``.
         - ``description``: for ``describe``; by default the first paragraph of the docstring.
 
         The calls are to the handlers ``aqueduct.table.plan.NAME`` and ``aqueduct.table.read.NAME``,
@@ -391,6 +399,8 @@ class Service:
                 filters=filters,
                 limits=self.config.tables,
                 max_calls=max_calls,
+                max_concurrency=max_concurrency,
+                queue=queue,
                 description=description,
             )
             self._tables[called] = made
