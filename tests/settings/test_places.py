@@ -199,6 +199,7 @@ def test_what_is_wrong_in_a_variable_is_named(variable: str, value: str, said: s
         "AQUEDUCT_SERVE_PORT_4433_TCP_PROTO",
         # Those of a program, and of this project's own tools.
         "AQUEDUCT_TEAM",
+        "AQUEDUCT_TOKEN",
         "AQUEDUCT_PGO",
         "AQUEDUCT_NO_SKIPS",
         "AQUEDUCT_NO_INSTALL",
