@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from aqueduct.address import Address
 from aqueduct.cli.common import Commands
+from aqueduct.logs import LogSettings, as_json, configure
 from aqueduct.service.loader import load_service
 from aqueduct.service.service import serve_until_signal
-from aqueduct.service.signals import ProcessDeadline, say
+from aqueduct.service.signals import ProcessDeadline, say, tell_as
 from aqueduct.settings.in_force import ServiceSettings
 from aqueduct.settings.options import add_options, options_of
 from aqueduct.settings.places import read_settings
@@ -66,8 +67,12 @@ def run(args: argparse.Namespace) -> int:
         args.usage.error(
             "--dev-certificate makes a certificate; it excludes --certificate and --key"
         )
+    logs = LogSettings(serve.log_format, serve.log_level)
+    configure(logs)
+    if logs.format == "json":
+        tell_as(as_json)
     if serve.workers:
-        return _serve_by_workers(args.service, serve, settings)
+        return _serve_by_workers(args.service, serve, settings, logs)
     service = load_service(args.service)
     service.configure(settings.config(service.config))
     return asyncio.run(
@@ -94,7 +99,9 @@ def _print_config(name: str, settings: ServiceSettings) -> int:
     return 0
 
 
-def _serve_by_workers(service: str, serve: Serve, settings: ServiceSettings) -> int:
+def _serve_by_workers(
+    service: str, serve: Serve, settings: ServiceSettings, logs: LogSettings
+) -> int:
     from aqueduct.carriers.certificates import ServerTls, dev_certificate
     from aqueduct.service.supervisor import Restarts, Supervisor
 
@@ -114,5 +121,6 @@ def _serve_by_workers(service: str, serve: Serve, settings: ServiceSettings) -> 
         drain=settings.value("timing.drain_timeout"),
         origins=serve.origins,
         settings=settings,
+        logs=logs,
     )
     return asyncio.run(workers.run())

@@ -26,7 +26,8 @@ def test_each_setting_of_serve_is_an_option() -> None:
     more = ("--restarts", "0", "--start-timeout", "5min", "--drain", "0", "--workers", "3")
     files = ("--certificate", "c", "--key", "k", "--key-password", "p", "--client-ca", "a")
     origins = ("--origin", "https://A.example", "--origin", "https://b.example:443")
-    found = parsed(*listen, *more, *files, *origins, "--dev-certificate")
+    logs = ("--log-format", "json", "--log-level", "debug")
+    found = parsed(*listen, *more, *files, *origins, *logs, "--dev-certificate")
     served = {name for name, setting in SETTINGS.items() if setting.section == "serve"}
     assert set(found) == {*served, "timing.drain_timeout"}
     serve = read_settings(found).serve()
@@ -40,6 +41,7 @@ def test_each_setting_of_serve_is_an_option() -> None:
     ("arguments", "said"),
     [
         (("--workers", "0"), "argument --workers: the value is '0'; it must be above zero"),
+        (("--log-level", "loud"), "is 'loud'; it must be debug, info, warning or error"),
         (("--drain", "5m"), "m is no unit of time; write 5min"),
         (("--origin", "https://a.example/x"), "argument --origin: the value: "),
         (("--key", "-----BEGIN KEY-----12345"), "has the text of a PEM file"),
