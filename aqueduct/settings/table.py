@@ -8,9 +8,10 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
-from aqueduct.arguments import Kind, check_fields, kind_of
+from aqueduct.arguments import KINDS, Kind, check_fields, choice, kind_of
 from aqueduct.config import DEFAULT, Config, Count, Seconds
 from aqueduct.errors import ConfigError
+from aqueduct.logs import FORMATS, LEVELS
 
 __all__ = ["OPTIONS", "PREFIX", "SECTIONS", "SETTINGS", "Serve", "Setting"]
 
@@ -21,13 +22,20 @@ Origins: TypeAlias = tuple[str, ...]
 
 
 def _option(
-    text: str, metavar: str = "", *, option: str = "", secret: bool = False
+    text: str,
+    metavar: str = "",
+    *,
+    option: str = "",
+    secret: bool = False,
+    choices: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Metadata of a field that is an option of ``aqueduct serve``, too: ``text`` is its help.
 
     ``option``: its name, if it is not that of the field. ``secret``: its value is never shown.
+    ``choices``: the values that there are.
     """
-    return {"help": text, "metavar": metavar, "option": option, "secret": secret}
+    about = {"metavar": metavar, "option": option, "secret": secret, "choices": choices}
+    return {"help": text, **about}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +45,16 @@ class Serve:
     listen: Addresses = field(
         default=(),
         metadata=_option(
-            "aqueduct://HOST:PORT, aqueduct+tls://HOST:PORT, aqueduct+tcp://HOST:PORT (port 0: any "
-            "free one) or aqueduct+unix:///PATH; for clients of ReactiveSocket "
-            "reactivesocket+tcp, +tls, +ws, +wss or +unix; may be repeated",
+            "where to listen: aqueduct://HOST:PORT, aqueduct+tls://HOST:PORT, "
+            "aqueduct+tcp://HOST:PORT (port 0: any free one) or aqueduct+unix:///PATH; for clients "
+            "of ReactiveSocket reactivesocket+tcp, +tls, +ws, +wss or +unix; may be repeated",
             "ADDRESS",
         ),
     )
     origins: Origins = field(
         default=(),
         metadata=_option(
-            "of web pages that may connect to reactivesocket+ws:// and +wss://, such as "
+            "origins of web pages that may connect to reactivesocket+ws:// and +wss://, such as "
             "https://app.example.com; may be repeated (by default no page may)",
             "ORIGIN",
             option="--origin",
@@ -56,12 +64,17 @@ class Serve:
         default=None, metadata=_option("certificate chain, PEM", "FILE")
     )
     key: Pem | None = field(
-        default=None, repr=False, metadata=_option("its private key, PEM", "FILE")
+        default=None, repr=False, metadata=_option("private key of the certificate, PEM", "FILE")
     )
     key_password: str | None = field(
         default=None,
         repr=False,
-        metadata=_option("of a private key that is encrypted", "TEXT", secret=True),
+        metadata=_option(
+            "password of a private key that is encrypted; other users of the machine can see an "
+            "option, and not a variable",
+            "TEXT",
+            secret=True,
+        ),
     )
     client_ca: Pem | None = field(
         default=None,
@@ -97,10 +110,32 @@ class Serve:
         ),
     )
 
+    log_format: str = field(
+        default="text",
+        metadata=_option(
+            "of the log of aqueduct serve on standard error: text, or json with one object a line",
+            "FORMAT",
+            choices=FORMATS,
+        ),
+    )
+    log_level: str = field(
+        default="info",
+        metadata=_option(
+            f"the least that aqueduct serve logs: {', '.join(LEVELS)}", "LEVEL", choices=LEVELS
+        ),
+    )
+
     zero_allowed: ClassVar[tuple[str, ...]] = ("restarts",)
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for entry in fields(self):
+            if choices := entry.metadata["choices"]:
+                _choice(choices).value(getattr(self, entry.name), f"Serve.{entry.name}")
+
+
+def _choice(choices: tuple[str, ...]) -> Kind:
+    return Kind(f"{', '.join(choices[:-1])} or {choices[-1]}", choice(*choices))
 
 
 SECTIONS: Final[Mapping[str, type]] = MappingProxyType(
@@ -154,9 +189,10 @@ class Setting(NamedTuple):
     @property
     def kind(self) -> Kind:
         """What its value must be, and how it is read."""
-        found = kind_of(self.owner, self.entry)
-        assert found is not None, self.title
-        return found
+        if choices := self.entry.metadata.get("choices"):
+            return _choice(choices)
+        # Other text is checked by its class alone, once all values are known.
+        return kind_of(self.owner, self.entry) or KINDS["text"]
 
     def read(self, given: Any, where: str) -> Any:
         """What was given, read and checked. Raises ConfigError that begins with ``where``."""
