@@ -20,13 +20,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aqueduct.config import Admin
-from aqueduct.errors import ConfigError
 from aqueduct.escaping import logger_of
 
 if TYPE_CHECKING:
     import h11
 
-__all__ = ["HttpRequest", "HttpResponse", "HttpServer", "Route", "require_h11", "text"]
+__all__ = ["HttpRequest", "HttpResponse", "HttpServer", "Route", "text"]
 
 log = logger_of(__name__)
 
@@ -74,17 +73,6 @@ def text(said: str, status: int = 200, **headers: str) -> HttpResponse:
     """A response of plain text. Underscores in the names of ``headers`` stand for dashes."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return HttpResponse(f"{said}\n".encode(), "text/plain; charset=utf-8", status, named)
-
-
-def require_h11() -> None:
-    """Raises ConfigError where the package is not installed."""
-    try:
-        import h11  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"admin= (--admin) needs a package that is missing ({error}): "
-            "pip install 'aqueduct-arrow[admin]'"
-        ) from error
 
 
 class HttpServer:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from aqueduct.admin.http_server import HttpRequest, HttpResponse, Route, text
+from aqueduct.admin.metrics import metrics_page
 from aqueduct.admin.report import Report
 
 __all__ = ["ReportSource", "admin_routes"]
@@ -38,4 +39,12 @@ def admin_routes(source: ReportSource) -> Mapping[str, Route]:
         body = json.dumps(await source.report(), separators=(",", ":")).encode()
         return HttpResponse(body, "application/json")
 
-    return {"/health/live": live, "/health/ready": ready, "/state.json": state}
+    async def metrics(request: HttpRequest) -> HttpResponse:
+        return metrics_page(await source.report(), request.headers.get("accept", ""))
+
+    return {
+        "/health/live": live,
+        "/health/ready": ready,
+        "/metrics": metrics,
+        "/state.json": state,
+    }

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from aqueduct import forks
-from aqueduct.admin.http_server import HttpServer, Route, require_h11
+from aqueduct.admin.http_server import HttpServer, Route
 from aqueduct.carriers.binding import host_port, resolve
 from aqueduct.config import Admin
 from aqueduct.errors import ConfigError
@@ -36,7 +36,7 @@ class AdminThread:
 
     def __init__(self, place: AdminPlace, routes: Mapping[str, Route], settings: Admin) -> None:
         """Raises ConfigError without the extra ``admin``, and where gevent has patched threads."""
-        require_h11()
+        _require_extra()
         if patched := green():
             raise ConfigError(
                 f"admin= (--admin) needs a real thread, and {patched} of this process are those "
@@ -116,6 +116,18 @@ class AdminThread:
         finally:
             loop.close()
             self._ended.set_result(None)
+
+
+def _require_extra() -> None:
+    """Raises ConfigError where a package of the extra ``admin`` is not installed."""
+    try:
+        import h11  # noqa: F401
+        import prometheus_client  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"admin= (--admin) needs a package that is missing ({error}): "
+            "pip install 'aqueduct-arrow[admin]'"
+        ) from error
 
 
 async def _bind(place: AdminPlace) -> list[socket.socket]:
