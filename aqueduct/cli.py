@@ -345,6 +345,7 @@ def _serve_by_workers(args: argparse.Namespace) -> int:
         restarts=Restarts(limit=args.restarts, start=args.start_timeout),
         drain=args.drain,
         origins=args.origin,
+        admin=args.admin,
     )
     return asyncio.run(workers.run())
 

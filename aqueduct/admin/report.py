@@ -6,6 +6,8 @@ are written from it. So all that an operator sees comes from one place.
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Literal, TypeAlias, TypedDict
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "Report",
     "ServiceReport",
     "WorkerReport",
+    "library_version",
 ]
 
 BOUNDS: Final = (
@@ -214,3 +217,12 @@ class Report(TypedDict):
     """``received``, ``kept`` and ``sending``."""
     workers: list[WorkerReport]
     """Empty: the service has one process."""
+
+
+@cache
+def library_version() -> str:
+    """The version of this library."""
+    try:
+        return version("aqueduct-arrow")
+    except PackageNotFoundError:
+        return "unknown"

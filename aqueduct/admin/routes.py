@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from aqueduct.admin.http_server import HttpRequest, HttpResponse, Route, text
 from aqueduct.admin.metrics import metrics_page
 from aqueduct.admin.report import Report
 
 __all__ = ["ReportSource", "admin_routes"]
+
+
+_FRESH: Final = 0.25
+"""Seconds for which one report does for all requests. So many requests cost the service little."""
 
 
 class ReportSource(Protocol):
@@ -22,6 +28,7 @@ class ReportSource(Protocol):
 
 def admin_routes(source: ReportSource) -> Mapping[str, Route]:
     """The pages of a service, by path."""
+    source = _Recent(source)
 
     async def live(request: HttpRequest) -> HttpResponse:
         service = (await source.report())["service"]
@@ -48,3 +55,21 @@ def admin_routes(source: ReportSource) -> Mapping[str, Route]:
         "/metrics": metrics,
         "/state.json": state,
     }
+
+
+class _Recent:
+    """A source whose report is kept for a moment."""
+
+    def __init__(self, source: ReportSource) -> None:
+        self._source = source
+        self._making = asyncio.Lock()
+        self._report: Report | None = None
+        self._made = 0.0
+
+    async def report(self) -> Report:
+        """See ``ReportSource``."""
+        async with self._making:
+            if self._report is None or time.monotonic() - self._made >= _FRESH:
+                self._report = await self._source.report()
+                self._made = time.monotonic()
+            return self._report

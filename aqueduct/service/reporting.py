@@ -21,6 +21,7 @@ from aqueduct.admin.report import (
     Phase,
     Report,
     ServiceReport,
+    library_version,
 )
 from aqueduct.config import Config
 from aqueduct.endpoint import Connection, accounts
@@ -91,10 +92,9 @@ class LoopWatch:
 class ServiceReporter:
     """Makes reports of one service; a ``ReportSource``."""
 
-    def __init__(self, host: ReportHost, loop: asyncio.AbstractEventLoop, version: str) -> None:
-        """``loop``: the service's; ``version``: the library's."""
+    def __init__(self, host: ReportHost, loop: asyncio.AbstractEventLoop) -> None:
+        """``loop``: the service's."""
         self._host = host
-        self._version = version
         self._watch = LoopWatch(loop)
         self._started = time.time()
         # ``time.monotonic`` is the clock of calls and connections.
@@ -161,7 +161,7 @@ class ServiceReporter:
                 reasons.append(f"it has {used} of {limit} {what}")
         return {
             "name": host.name,
-            "version": self._version,
+            "version": library_version(),
             "started": self._started,
             "uptime": time.monotonic() - self._begun,
             "addresses": host.addresses,

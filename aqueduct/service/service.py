@@ -546,7 +546,7 @@ class Service:
         self, serving: RunningService, admin: AdminPlace | str
     ) -> AsyncIterator[None]:
         """Answers at the admin port for as long as the block runs. Raises ConfigError."""
-        reporter = ServiceReporter(serving, asyncio.get_running_loop(), _version())
+        reporter = ServiceReporter(serving, asyncio.get_running_loop())
         place = cast("AdminPlace", admin)  # ``checked`` has read it
         thread = AdminThread(place, admin_routes(reporter), self.config.admin)
         await thread.start()
