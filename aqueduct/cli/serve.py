@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from aqueduct.address import Address
 from aqueduct.cli.common import Commands
+from aqueduct.logs import FORMATS, LEVELS, LogSettings, as_json, configure
 from aqueduct.service.loader import load_service
 from aqueduct.service.service import serve_until_signal
-from aqueduct.service.signals import ProcessDeadline, say
+from aqueduct.service.signals import ProcessDeadline, say, tell_as
 from aqueduct.settings.in_force import ServiceSettings
 from aqueduct.settings.options import add_options, options_of
 from aqueduct.settings.places import read_settings
@@ -34,6 +35,15 @@ def add(commands: Commands) -> None:
         "service", metavar="MODULE:SERVICE", help="found from here, like python -m"
     )
     add_options(command)
+    command.add_argument(
+        "--log-format",
+        choices=FORMATS,
+        default="text",
+        help="of the log on standard error: text (the default), or json with one object a line",
+    )
+    command.add_argument(
+        "--log-level", choices=LEVELS, default="info", help="the least that is logged (info)"
+    )
     command.set_defaults(run=run, usage=command)
 
 
@@ -64,8 +74,12 @@ def run(args: argparse.Namespace) -> int:
         args.usage.error(
             "--dev-certificate makes a certificate; it excludes --certificate and --key"
         )
+    logs = LogSettings(args.log_format, args.log_level)
+    configure(logs)
+    if logs.format == "json":
+        tell_as(as_json)
     if serve.workers:
-        return _serve_by_workers(args.service, serve, settings)
+        return _serve_by_workers(args.service, serve, settings, logs)
     service = load_service(args.service)
     service.configure(settings.config(service.config))
     return asyncio.run(
@@ -93,7 +107,9 @@ def _print_config(name: str, settings: ServiceSettings) -> int:
     return 0
 
 
-def _serve_by_workers(service: str, serve: Serve, settings: ServiceSettings) -> int:
+def _serve_by_workers(
+    service: str, serve: Serve, settings: ServiceSettings, logs: LogSettings
+) -> int:
     from aqueduct.carriers.certificates import ServerTls, dev_certificate
     from aqueduct.service.supervisor import Restarts, Supervisor
 
@@ -114,5 +130,6 @@ def _serve_by_workers(service: str, serve: Serve, settings: ServiceSettings) -> 
         origins=serve.origins,
         admin=serve.admin,
         settings=settings,
+        logs=logs,
     )
     return asyncio.run(workers.run())

@@ -26,7 +26,7 @@ def written(folder: Path, text: str) -> Path:
 def another(setting: Setting) -> tuple[str, Any]:
     """A value that is not the default and fits the other defaults, as text and as it is read."""
     if setting.base in ("Bytes", "Count", "Seconds", "Share"):
-        value = (setting.default or 2048) * 2
+        value = (setting.default or (1 if setting.base == "Seconds" else 2048)) * 2
         return f"{value}", value
     given: dict[str, tuple[str, Any]] = {
         "bool": ("true", True),
