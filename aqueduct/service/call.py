@@ -121,6 +121,8 @@ class ServerCall:
         """Whether nobody is told how it ends."""
         self.accepted = False
         """Whether the client was told so."""
+        self.failed = False
+        """Whether it ended with an error, after it was accepted."""
         self.observation: Observation | None = None
         """What the service's telemetry keeps of the call, once it is accepted."""
         self.stop: Callable[[], None] | None = None

@@ -63,6 +63,7 @@ from aqueduct.service.reactive_gateway import (
     snapshot_of,
 )
 from aqueduct.service.shared_runner import WaitingRooms
+from aqueduct.service.task_book import TaskBook
 from aqueduct.service.thread_runner import GeneratorRunner
 from aqueduct.service.unary import UnaryCall
 from aqueduct.service.waiting_room import run_in_turn
@@ -139,6 +140,7 @@ class RunningService:
         self._by_handler: Counter[str] = Counter()
         self._rooms = WaitingRooms(self, self.config.calls)
         self._counted: Counter[str] = Counter()
+        self._tasks = TaskBook(config.calls.spark_tasks)
         self._number = 0
         self._draining = False
         self._closing = False
@@ -311,6 +313,10 @@ class RunningService:
             "turns": self._rooms.state(),
             "connections": [snapshot_of(connection) for connection in tuple(self._connections)],
         }
+
+    def tasks(self) -> dict[str, Any]:
+        """The tasks of Spark jobs that call the service, and their executors, for JSON."""
+        return self._tasks.state(tuple(self.calls))
 
     async def _wait_idle(self, seconds: float) -> bool:
         if self.calls:
@@ -554,6 +560,7 @@ class RunningService:
             log.log(level, "%r was refused: %s", running.call, status.message)
         else:
             self._counted["failed"] += 1
+            running.failed = True
             # A fault of the handler is a warning for the operator of the service.
             own = not isinstance(error, CallError) or (
                 isinstance(error, _OF_HANDLERS) and error is not running.input.fault
@@ -575,6 +582,7 @@ class RunningService:
         counted = self._counted
         for name, count in running.counters().items():
             counted[name] += count
+        self._tasks.ended(running)
         connection_calls = self._connections.get(running.connection)
         if connection_calls is not None:
             connection_calls.discard(running)
