@@ -71,6 +71,7 @@ _ARROW_ARRAY: Final = "__arrow_c_array__"
 _ENDPOINT: Final = 255  # bytes of a name in the handshake of Relink
 _SIZE: Final = re.compile(r"(?ai)(\d+(?:\.\d+)?)\s*(?:([kmgt])i?)?b?")
 _DURATION: Final = re.compile(r"(?ai)(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|min|m|h|d)?")
+_PLACE: Final = re.compile(r"(?a)(\[[0-9A-Fa-f:.%]+\]|[^\s:/@\[\]]+):([0-9]{1,5})")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -451,6 +452,16 @@ def _place(given: Any) -> Any:
     return given
 
 
+def _host_and_port(given: Any) -> tuple[str, int]:
+    if isinstance(given, tuple):
+        host, port = given
+        return text(host), whole(0, 65_535)(port)
+    found = _PLACE.fullmatch(any_text(given))
+    if found is None:
+        raise ValueError
+    return found[1].strip("[]"), whole(0, 65_535)(found[2])
+
+
 # ---------------------------------------------------------------- the table
 
 _SIZES: Final = "a size in bytes, such as 65536, 64k or 32m"
@@ -469,6 +480,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "text": Kind("text", any_text),
         "web origin": Kind("an origin, such as https://example.org", web_origin),
         "words": Kind("a tuple of text, or text with commas", _words_or_none),
+        "host and port": Kind("HOST:PORT, such as 127.0.0.1:9464", _host_and_port),
         "file": Kind("the path of a PEM file, or PEM text as bytes", _file),
         "function": Kind("a function", _callable),
         "datagram": Kind("'auto' or 1200 to 16383 bytes", _datagram),
@@ -604,6 +616,7 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         ),
         "idempotent": KINDS["flag"],
         "drain": KINDS["duration or zero"],
+        "admin": KINDS["host and port"],
         "time_to_live": KINDS["duration"],
         # Tests.
         "after": KINDS["size"],

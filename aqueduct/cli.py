@@ -132,6 +132,13 @@ def _parser() -> argparse.ArgumentParser:
         help="the process ends within this time of SIGINT or SIGTERM; open calls fail a little "
         "earlier (by default Timing.drain_timeout of the service: 25)",
     )
+    serve.add_argument(
+        "--admin",
+        metavar="HOST:PORT",
+        type=_reader("host and port"),
+        help="an HTTP port for operators, such as 127.0.0.1:9464: /health/live, /health/ready, "
+        "/metrics and /state.json (by default there is none)",
+    )
     serve.set_defaults(run=_serve, usage=serve)
 
     describe = commands.add_parser(
@@ -314,6 +321,7 @@ def _serve(args: argparse.Namespace) -> int:
             dev_certificate=args.dev_certificate,
             client_ca=args.client_ca,
             origins=args.origin,
+            admin=args.admin,
         )
     )
 
@@ -337,6 +345,7 @@ def _serve_by_workers(args: argparse.Namespace) -> int:
         restarts=Restarts(limit=args.restarts, start=args.start_timeout),
         drain=args.drain,
         origins=args.origin,
+        admin=args.admin,
     )
     return asyncio.run(workers.run())
 

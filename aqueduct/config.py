@@ -20,6 +20,7 @@ from aqueduct.errors import ConfigError
 __all__ = [
     "COMPRESSIONS",
     "DEFAULT",
+    "Admin",
     "Bpmux",
     "ByteStream",
     "Calls",
@@ -739,6 +740,37 @@ class Tables:
 
 
 @dataclass(frozen=True, slots=True)
+class Admin:
+    """The HTTP port for operators: health, metrics and the state of a service."""
+
+    hosts: tuple[str, ...] = ()
+    """Names in the Host header of a request that are the server's, beside ``localhost``, the name
+    that it listens at, and any IP address. A request with another name gets 421."""
+    request_bytes: Bytes = 8 * KiB
+    """The largest request; its line and its headers count."""
+    request_deadline: Seconds = 5.0
+    """For a whole request: to come, to be answered, and for the answer to be read."""
+    connections: Count = 64
+    """Connections of the port. Above this the one that has waited longest for its request ends."""
+    listed: Count = 200
+    """Connections, and calls, that ``/state.json`` lists each; all are counted."""
+    ready_load: Share = 1.0
+    """A service is not ready while its open calls or connections reach this share of their limits,
+    Calls.max_calls_process and Limits.connections."""
+    ready_memory: Share | None = None
+    """The same for what it has received and what it sends, as a share of
+    Flow.process_receive_budget and Flow.process_send_budget. None: memory is no reason, as full
+    budgets make clients wait and nothing else."""
+    ready_lag: Seconds = 5.0
+    """A service is not ready while its event loop has not turned for so long."""
+    live_lag: Seconds = 60.0
+    """A service is not live while its event loop has not turned for so long."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All settings of one connection, client or service."""
 
@@ -754,6 +786,7 @@ class Config:
     calls: Calls = field(default_factory=Calls)
     sinks: Sinks = field(default_factory=Sinks)
     tables: Tables = field(default_factory=Tables)
+    admin: Admin = field(default_factory=Admin)
     debug: bool = field(default_factory=lambda: os.environ.get("AQUEDUCT_DEBUG") == "1")
     """Checks that a buffer does not change between its sending and its leaving; slow."""
 

@@ -59,6 +59,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"aqueduct.arrow": ""},
     {"aqueduct._speedups.calls": ""},
     {"aqueduct.rpc": ""},
+    {"aqueduct.admin": ""},
     {"aqueduct.client": "", "aqueduct.service": ""},
     {"aqueduct.testing": ""},
     {"aqueduct": ""},
@@ -81,9 +82,11 @@ PACKAGES_ONLY = ("aqueduct.protocol", "aqueduct.carriers")
 ARROW_FLOOR = ROOMS["aqueduct.arrow"][0]
 OUTSIDERS = {
     "aioquic": ("aqueduct.carriers.quic",),
+    "h11": ("aqueduct.admin",),
     "jwt": ("aqueduct.service",),
     "numpy": ("aqueduct.arrow", "spark_udfs"),
     "pandas": ("spark_udfs",),
+    "prometheus_client": ("aqueduct.admin",),
     "pyspark": ("spark_udfs",),
     "websockets": ("aqueduct.reactivesocket",),
 }

@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import inspect
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -50,8 +51,9 @@ from aqueduct.service.async_runner import (
     drive_coroutine,
     drive_coroutine_sink,
 )
-from aqueduct.service.call import COUNTED, Run, ServerCall
+from aqueduct.service.call import Run, ServerCall
 from aqueduct.service.call_connection import CallConnection
+from aqueduct.service.call_totals import COUNTED, CallTotals
 from aqueduct.service.context import Call
 from aqueduct.service.handlers import Handler, HandlerShape
 from aqueduct.service.reactive_gateway import (
@@ -69,6 +71,7 @@ from aqueduct.service.unary import UnaryCall
 from aqueduct.service.waiting_room import run_in_turn
 
 if TYPE_CHECKING:
+    from aqueduct.admin.report import Phase
     from aqueduct.protocol.common.receiver import Received
     from aqueduct.service.telemetry import Observer
 
@@ -140,13 +143,23 @@ class RunningService:
         self._by_handler: Counter[str] = Counter()
         self._rooms = WaitingRooms(self, self.config.calls)
         self._counted: Counter[str] = Counter()
-        self._tasks = TaskBook(config.calls.spark_tasks)
+        self.totals = CallTotals(handlers)
+        """What calls have done, by handler."""
+        self.tasks = TaskBook(config.calls.spark_tasks)
+        """What they have done, by Spark task."""
+        self.since: dict[CallConnection, float] = {}
+        """When each connection that is open began, by ``time.monotonic``."""
         self._number = 0
         self._draining = False
+        self.admin_addresses: list[str] = []
+        """Where the admin port listens, such as ``http://127.0.0.1:9464``; empty: there is none."""
+        self.listens = False
+        """Whether clients could connect at some time."""
         self._closing = False
         self._idle = asyncio.Event()
         """Nothing more is waited for; looked at while the service drains."""
-        self._handlers = handlers
+        self.handlers = handlers
+        """The registered ones; more may come."""
         self._authorize = authorize
         self._telemetry = telemetry
         self.sizes: dict[str, int] = {}
@@ -169,6 +182,13 @@ class RunningService:
         """Those that are open now: a Connection, or a ReactiveSocketConnection."""
         return [connection_of(each) for each in tuple(self._connections)]
 
+    @property
+    def phase(self) -> Phase:
+        """What the service is at."""
+        if self._draining:
+            return "draining"
+        return "serving" if self.listens else "starting"
+
     def counters(self) -> dict[str, int]:
         """What was counted since the start; may be called from any thread.
 
@@ -179,6 +199,8 @@ class RunningService:
         token, schema). ``unreported`` are those of them whose client is not told, as they were
         fired (REQUEST_FNF).
         """
+        # First what is over, then what is open: what ends in between is not counted twice.
+        moved = self.totals.moved()
         open_calls = tuple(self.calls)
         resumes = sum(connection.carrier.resumes for connection in tuple(self._connections))
         found = {
@@ -191,8 +213,7 @@ class RunningService:
         }
         for name in _ENDS:
             found[name] = self._counted[name]
-        for name in COUNTED:
-            found[name] = self._counted[name]
+        found.update(moved)
         for call in open_calls:
             for name, count in call.counters().items():
                 found[name] += count
@@ -215,6 +236,7 @@ class RunningService:
             if self._server is not None:
                 await self._server.close()
             raise
+        self.listens = True
 
     async def close(self, *, drain: float | None = None, alone: bool = False) -> None:
         """Takes no more calls, waits for those that are open, and ends, within ``drain`` seconds.
@@ -314,10 +336,6 @@ class RunningService:
             "connections": [snapshot_of(connection) for connection in tuple(self._connections)],
         }
 
-    def tasks(self) -> dict[str, Any]:
-        """The tasks of Spark jobs that call the service, and their executors, for JSON."""
-        return self._tasks.state(tuple(self.calls))
-
     async def _wait_idle(self, seconds: float) -> bool:
         if self.calls:
             self._idle.clear()
@@ -382,21 +400,27 @@ class RunningService:
         """A call that has its ``place`` begins."""
         dispatcher.calls.add(running)
         self.calls.add(running)
+        self.totals.of(running.head.handler).calls += 1
         self._starter.start(running)
 
     def refused(self, peer: str, error: CallError, *, unanswered: bool = False) -> None:
         """A call that never began is counted. ``unanswered``: nobody is told."""
         self._counted["refused"] += 1
         self._counted["unreported"] += unanswered
+        totals = self.totals.of(error.handler)
+        totals.calls += 1
+        totals.failed(error.status)
         log.info("%s: a call was refused: %s", peer, error)
 
     def opened(self, dispatcher: CallDispatcher) -> None:
         """A connection is there."""
         self._counted["connections"] += 1
         self._connections[dispatcher.connection] = dispatcher.calls
+        self.since[dispatcher.connection] = time.monotonic()
 
     def closed(self, dispatcher: CallDispatcher) -> None:
         """A connection is over."""
+        self.since.pop(dispatcher.connection, None)
         if self._connections.pop(dispatcher.connection, None) is not None:
             self._counted["resumes"] += dispatcher.connection.carrier.resumes
 
@@ -447,7 +471,7 @@ class RunningService:
     def table_of(self, head: CallHead) -> CallHead:
         """See GatewayHost."""
         rows = ROWS + head.handler
-        if head.handler in self._handlers or rows not in self._handlers:
+        if head.handler in self.handlers or rows not in self.handlers:
             return head
         return replace(head, handler=rows)
 
@@ -483,7 +507,7 @@ class RunningService:
             raise Refused("the service does not allow the call", **names)
 
     def _find(self, running: ServerCall) -> Handler:
-        call, peer, handlers = running.head, running.call.peer, self._handlers
+        call, peer, handlers = running.head, running.call.peer, self.handlers
         handler = handlers.get(call.handler)
         names = {"peer": peer, "handler": call.handler}
         if handler is None:
@@ -546,7 +570,11 @@ class RunningService:
                 running.observation.ended(status.code, status.message, running.counters())
             except Exception:
                 log.exception("telemetry raised at the end of %r", running.call)
+        totals = self.totals.of(running.head.handler)
+        if running.accepted:
+            totals.took(time.monotonic() - running.begun)
         if status.code != OK:
+            totals.failed(status.code)
             self._count_end(running, status, error)
         return len(self.calls) == 1
 
@@ -579,10 +607,8 @@ class RunningService:
     def call_ended(self, running: ServerCall) -> None:
         """A call is over, its handler too: its place is free."""
         self.calls.discard(running)
-        counted = self._counted
-        for name, count in running.counters().items():
-            counted[name] += count
-        self._tasks.ended(running)
+        self.totals.of(running.head.handler).ended(running.counters(), running.resumes)
+        self.tasks.ended(running)
         connection_calls = self._connections.get(running.connection)
         if connection_calls is not None:
             connection_calls.discard(running)

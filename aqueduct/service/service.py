@@ -41,6 +41,8 @@ from typing import Any, Literal, TypeVar, cast, overload
 import pyarrow as pa
 
 from aqueduct.address import Address
+from aqueduct.admin.routes import admin_routes
+from aqueduct.admin.thread import AdminPlace, AdminThread
 from aqueduct.arguments import UNGIVEN, Duration, checked
 from aqueduct.carriers import certificates
 from aqueduct.carriers.certificates import ServerTls
@@ -69,6 +71,7 @@ from aqueduct.service.handlers import (
 )
 from aqueduct.service.lifetime import Lifetime, unless
 from aqueduct.service.namespace import Namespace
+from aqueduct.service.reporting import ServiceReporter
 from aqueduct.service.server import COUNTERS, Authorize, RunningService
 from aqueduct.service.signals import Holders, ProcessDeadline, ServiceSignals, say, tell
 from aqueduct.service.sinks import Sink
@@ -494,6 +497,7 @@ class Service:
         tls: ServerTls | None = None,
         origins: Sequence[str] = (),
         drain: Duration | None = None,
+        admin: AdminPlace | str | None = None,
     ) -> AsyncIterator[RunningService]:
         """Serves at ``addresses`` for as long as the block runs, then drains and ends.
 
@@ -509,6 +513,8 @@ class Service:
           ``"https://app.example.com"``. Others get 403. Programs that are no browser name none.
         - ``drain``: seconds that the end may take, of which open calls get all but the last;
           None: Timing.drain_timeout. See ``RunningService.close``.
+        - ``admin``: ``"HOST:PORT"`` of the HTTP port for operators: health, metrics and the state
+          of the service. It answers from the start to the end of the block. None: there is none.
 
         Raises ConfigError for addresses or certificates that cannot work, or that are taken, and
         StartFailed.
@@ -529,6 +535,36 @@ class Service:
             ),
             kept=self._lifetime.kept,
         )
+        async with AsyncExitStack() as stack:
+            if admin is not None:
+                await stack.enter_async_context(self._administered(serving, admin))
+            async with self._serving(serving, places, origins, whole):
+                yield serving
+
+    @asynccontextmanager
+    async def _administered(
+        self, serving: RunningService, admin: AdminPlace | str
+    ) -> AsyncIterator[None]:
+        """Answers at the admin port for as long as the block runs. Raises ConfigError."""
+        reporter = ServiceReporter(serving, asyncio.get_running_loop())
+        place = cast("AdminPlace", admin)  # ``checked`` has read it
+        thread = AdminThread(place, admin_routes(reporter), self.config.admin)
+        await thread.start()
+        serving.admin_addresses = thread.addresses
+        try:
+            yield
+        finally:
+            await thread.close()
+
+    @asynccontextmanager
+    async def _serving(
+        self,
+        serving: RunningService,
+        places: Sequence[str | Bound],
+        origins: Sequence[str],
+        whole: float,
+    ) -> AsyncIterator[None]:
+        """Serves for as long as the block runs; ``whole``: the seconds of its end."""
         await self._lifetime.begin()
         try:
             await serving.start(places, origins=origins)
@@ -536,7 +572,7 @@ class Service:
                 self._servings.append(serving)
             keepers = [asyncio.create_task(sink.keep()) for sink in self._sinks.values()]
             try:
-                yield serving
+                yield
             finally:
                 for keeper in keepers:
                     keeper.cancel()
@@ -561,6 +597,7 @@ class Service:
         tls: ServerTls | None = None,
         origins: Sequence[str] = (),
         drain: float | None = None,
+        admin: AdminPlace | str | None = None,
     ) -> None:
         """Serves until SIGINT or SIGTERM, then drains and returns.
 
@@ -594,6 +631,7 @@ class Service:
                     client_ca=client_ca,
                     tls=tls,
                     origins=origins,
+                    admin=admin,
                 )
             )
         finally:
@@ -662,6 +700,8 @@ async def serve_until_signal(
             signals.look = lambda: tell(json.dumps(look(), separators=(",", ":")))
             for address in serving.addresses:
                 say(address if quiet else f"listening on {address}")
+            for address in serving.admin_addresses:
+                tell(f"admin at {address}")
             await first.wait()
             if not quiet:
                 tell("draining; a second signal ends at once")

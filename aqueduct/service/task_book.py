@@ -6,29 +6,25 @@ and a write key anyway. So nothing is sent for this.
 
 from __future__ import annotations
 
-import heapq
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from operator import add
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from aqueduct.admin.report import ExecutorReport, SparkReport, TaskReport
+from aqueduct.admin.spark_merging import first
 from aqueduct.escaping import escape
 from aqueduct.rpc.executor_name import ExecutorName, executor_value
 from aqueduct.rpc.request import CallHead
 from aqueduct.rpc.sink_commit import ATTEMPT_HEADER
-from aqueduct.service.call import COUNTED
+from aqueduct.service.call_totals import COUNTED
 
 if TYPE_CHECKING:
     from aqueduct.service.call import ServerCall
 
-__all__ = ["TaskBook", "merged"]
+__all__ = ["TaskBook"]
 
-_SHOWN: Final = 200
-"""Tasks, and executors, that one look gives."""
-_PLACE: Final = ("application", "host", "executor")
-_TASK: Final = (*_PLACE, "stage", "partition", "task")
-_SUMMED: Final = ("calls", "open_calls", "waiting_turn", "waiting_client", "failed", *COUNTED)
 _DIGITS: Final = 16
 _LARGEST: Final = 1 << 53
 """Numbers above this are others in a browser."""
@@ -61,10 +57,11 @@ class _Record:
         self.ended = now
         self.counted = tuple(map(add, self.counted, counted))
 
-    def row(self, now: float) -> dict[str, Any]:
+    def row(self, now: float) -> ExecutorReport:
         """All of it as plain values."""
         name = self.executor
-        row: dict[str, Any] = {
+        batches_in, rows_in, bytes_in, batches_out, rows_out, bytes_out = self.counted
+        return {
             "application": escape(name.application),
             "name": escape(name.name),
             "host": escape(name.host),
@@ -74,16 +71,32 @@ class _Record:
             "waiting_turn": 0,
             "waiting_client": 0,
             "failed": self.failed,
-            "idle": round(now - self.ended, 3) if self.calls else None,
+            "idle": max(0.0, now - self.ended) if self.calls else None,
+            "batches_in": batches_in,
+            "rows_in": rows_in,
+            "bytes_in": bytes_in,
+            "batches_out": batches_out,
+            "rows_out": rows_out,
+            "bytes_out": bytes_out,
         }
-        row |= zip(COUNTED, self.counted, strict=True)
-        return row if self.said is None else row | _task_of(*self.said)
+
+    def task(self, now: float) -> TaskReport:
+        """The same of a task."""
+        assert self.said is not None
+        stage, partition, task, handler = _task_of(*self.said)
+        return {
+            **self.row(now),
+            "stage": stage,
+            "partition": partition,
+            "task": task,
+            "handler": handler,
+        }
 
 
 class TaskBook:
     """The tasks whose calls have ended, the last ``limit`` of them, and their executors.
 
-    Lives on the service's event loop.
+    Lives on the service's event loop, but for ``report``.
     """
 
     def __init__(self, limit: int) -> None:
@@ -124,14 +137,16 @@ class TaskBook:
         self._tasks[key] = task
         task.add(counted, running.failed, now)
 
-    def state(self, open_calls: Iterable[ServerCall]) -> dict[str, Any]:
-        """Executors and tasks as plain values, for JSON: those at work first, then the latest.
+    def report(self, open_calls: Iterable[ServerCall], most: int) -> SparkReport:
+        """What is known as of now, at most ``most`` of each kind. For any thread.
 
         ``open_calls``: those that are under way.
         """
         now = time.monotonic()
-        tasks = {key: record.row(now) for key, record in self._tasks.items()}
-        executors = {value: record.row(now) for value, record in self._executors.items()}
+        tasks: dict[tuple[bytes, str], TaskReport] = {
+            key: record.task(now) for key, record in list(self._tasks.items())
+        }
+        executors = {value: record.row(now) for value, record in list(self._executors.items())}
         names: dict[bytes, ExecutorName | None] = {}
         for running in open_calls if self._limit else ():
             value = executor_value(running.connection.headers)
@@ -149,40 +164,15 @@ class TaskBook:
             if attempt:
                 key = value, attempt
                 if key not in tasks:
-                    tasks[key] = _Record(name, running.head).row(now)
+                    tasks[key] = _Record(name, running.head).task(now)
                 _add_open(tasks[key], running)
         return {
-            "tasks": _first(tasks.values()),
-            "task_count": len(tasks),
-            "executors": _first(executors.values()),
+            "executors": first(executors.values(), most),
             "executor_count": len(executors),
-            "tasks_forgotten": self._forgotten,
+            "tasks": first(tasks.values(), most),
+            "task_count": len(tasks),
+            "forgotten": self._forgotten,
         }
-
-
-def merged(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The sum of what the workers of one service know: a task may call several of them."""
-    tasks: dict[tuple[Any, ...], dict[str, Any]] = {}
-    executors: dict[tuple[Any, ...], dict[str, Any]] = {}
-    left_off = {"task": 0, "executor": 0}
-    forgotten = 0
-    for state in states:
-        forgotten += state["tasks_forgotten"]
-        for what, rows, names in (("task", tasks, _TASK), ("executor", executors, _PLACE)):
-            left_off[what] += state[f"{what}_count"] - len(state[f"{what}s"])
-            for row in state[f"{what}s"]:
-                key = tuple(row[name] for name in names)
-                if key in rows:
-                    _join(rows[key], row)
-                else:
-                    rows[key] = dict(row)
-    return {
-        "tasks": _first(tasks.values()),
-        "task_count": len(tasks) + left_off["task"],
-        "executors": _first(executors.values()),
-        "executor_count": len(executors) + left_off["executor"],
-        "tasks_forgotten": forgotten,
-    }
 
 
 def _attempt_of(head: CallHead) -> str:
@@ -201,8 +191,8 @@ def _said_by(head: CallHead) -> tuple[str, str, int | None, str, str | None]:
 
 def _task_of(
     handler: str, write_key: str, partition: int | None, attempt: str, document: str | None
-) -> dict[str, Any]:
-    """The task that a call belongs to: by its write key, or by the document of its attempt."""
+) -> tuple[int | None, int | None, int | str, str]:
+    """Stage, partition, task and handler: by the write key, or by the document of the attempt."""
     number = _number(attempt)
     task: int | str = escape(attempt[:_CLIPPED]) if number is None else number
     _, stage, last = f"//{write_key}".rsplit("/", 2)
@@ -216,7 +206,7 @@ def _task_of(
         else:
             if all(type(each) is int and 0 <= each <= _LARGEST for each in own):
                 found, task = own
-    return {"stage": found, "partition": partition, "task": task, "handler": escape(handler)}
+    return found, partition, task, escape(handler)
 
 
 def _number(text: str) -> int | None:
@@ -224,7 +214,8 @@ def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() and text.isascii() and len(text) < _DIGITS else None
 
 
-def _add_open(row: dict[str, Any], running: ServerCall) -> None:
+def _add_open(report: ExecutorReport, running: ServerCall) -> None:
+    row = cast("dict[str, Any]", report)
     ticket = running.input.ticket
     row["open_calls"] += 1
     row["calls"] += 1
@@ -232,19 +223,3 @@ def _add_open(row: dict[str, Any], running: ServerCall) -> None:
     row["waiting_client"] += running.input.waits_for_client
     for key, count in running.counters().items():
         row[key] += count
-
-
-def _join(row: dict[str, Any], other: Mapping[str, Any]) -> None:
-    for key in _SUMMED:
-        row[key] += other[key]
-    known = [each["idle"] for each in (row, other) if each["idle"] is not None]
-    row["idle"] = min(known, default=None)
-
-
-def _first(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those at work, then those that were last."""
-    return heapq.nsmallest(_SHOWN, rows, key=_order)
-
-
-def _order(row: Mapping[str, Any]) -> tuple[bool, float]:
-    return not row["open_calls"], row["idle"] or 0.0

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
+from aqueduct.admin.spark_merging import merged
 from aqueduct.client.client import Client
 from aqueduct.config import Calls, Config
 from aqueduct.errors import HandlerFailed
 from aqueduct.rpc.executor_name import EXECUTOR_HEADER, ExecutorName
 from aqueduct.rpc.request import Partition
 from aqueduct.rpc.sink_commit import ATTEMPT_HEADER, Attempt, WriteKey
-from aqueduct.service.task_book import merged
 from tests.support.calls import until
 
 NUMBERS = pa.schema([("id", pa.int64())])
@@ -46,6 +46,10 @@ def make(gate: asyncio.Event, kept: int = 1000) -> aqueduct.Service:
     return service
 
 
+def report(running):
+    return running.tasks.report(tuple(running.calls), 200)
+
+
 def client(address: str, host: str = "node7", name: str = "nightly") -> Client:
     said = ExecutorName("app-1", name, host, "3").encode()
     return Client(address, headers=[(EXECUTOR_HEADER, said)])
@@ -69,7 +73,7 @@ async def test_calls_are_added_up_by_task_and_by_executor(gate):
                 await first.call("broken", BATCH, **of_task(18, partition=5))
             await second.call("same", BATCH, **of_task(19, partition=6))
             await until(lambda: not running.counters()["open_calls"])
-            found = running.tasks()
+            found = report(running)
         assert found["task_count"] == 3 and found["executor_count"] == 2
         tasks = {row["task"]: row for row in found["tasks"]}
         one = tasks[17]
@@ -109,7 +113,7 @@ async def test_a_call_that_is_open_stands_first_and_counts(gate):
             await one.call("same", BATCH, **of_task(1))
             held = asyncio.ensure_future(one.call("held", BATCH, **of_task(2)))
             await until(lambda: running.counters()["rows_in"] == 6)
-            found = running.tasks()
+            found = report(running)
             assert [(row["task"], row["open_calls"], row["calls"]) for row in found["tasks"]] == [
                 (2, 1, 1),
                 (1, 0, 1),
@@ -125,10 +129,10 @@ async def test_only_the_latest_tasks_and_executors_are_kept(gate):
             async with client("memory://book", f"node{task}") as one:
                 await one.call("same", BATCH, **of_task(task))
         await until(lambda: not running.counters()["open_calls"])
-        found = running.tasks()
+        found = report(running)
         assert {row["task"] for row in found["tasks"]} == {3, 4}
         assert {row["host"] for row in found["executors"]} == {"node3", "node4"}
-        assert found["tasks_forgotten"] == 3
+        assert found["forgotten"] == 3
 
 
 async def test_nothing_is_kept_with_a_limit_of_0(gate):
@@ -137,7 +141,7 @@ async def test_nothing_is_kept_with_a_limit_of_0(gate):
             await one.call("same", BATCH, **of_task(1))
             held = asyncio.ensure_future(one.call("held", BATCH, **of_task(2)))
             await until(lambda: running.counters()["open_calls"] == 1)
-            assert running.tasks()["tasks"] == running.tasks()["executors"] == []
+            assert report(running)["tasks"] == report(running)["executors"] == []
             gate.set()
             await held
 
@@ -151,14 +155,15 @@ async def test_others_and_what_cannot_be_read_have_no_task(gate):
             await odd.call("same", BATCH, **of_task(1))
             held = asyncio.ensure_future(odd.call("held", BATCH, **of_task(1)))
             await until(lambda: running.counters()["rows_in"] == 9)
-            assert running.tasks()["task_count"] == running.tasks()["executor_count"] == 0
+            assert report(running)["task_count"] == report(running)["executor_count"] == 0
             gate.set()
             await held
         async with client("memory://book") as one:
             await one.call("same", BATCH)
         await until(lambda: not running.counters()["open_calls"])
-        assert running.tasks()["task_count"] == 0
-        assert running.tasks()["executors"][0]["calls"] == 1
+        assert report(running)["task_count"] == 0
+        assert report(running)["executors"][0]["calls"] == 1
+        assert running.tasks.report((), 0)["executors"] == []
 
 
 @pytest.mark.parametrize(
@@ -184,7 +189,7 @@ async def test_a_task_is_known_by_what_its_calls_say_anyway(gate, said, stage, t
         async with client("memory://book", name="<b>\u202e") as one:
             await one.call("same", BATCH, partition=Partition(4), **said)
         await until(lambda: not running.counters()["open_calls"])
-        (row,) = running.tasks()["tasks"]
+        (row,) = report(running)["tasks"]
         assert (row["stage"], row["partition"], row["task"]) == (stage, 4, task)
         assert row["name"] == "<b>\\u202e"
 
@@ -197,9 +202,9 @@ async def test_what_workers_know_is_added_up(gate):
                 await one.call("same", BATCH, **of_task(1))
                 await one.call("same", BATCH, **of_task(task))
             await until(lambda: not running.counters()["open_calls"])
-            states.append(running.tasks())
+            states.append(report(running))
     states[1]["task_count"] += 7  # as if more had been left off
-    found = merged(states)
+    found = merged(states, 200)
     assert {row["task"]: row["calls"] for row in found["tasks"]} == {1: 3, 2: 1}
     assert [row["rows_in"] for row in found["executors"]] == [12]
-    assert (found["task_count"], found["executor_count"], found["tasks_forgotten"]) == (9, 1, 0)
+    assert (found["task_count"], found["executor_count"], found["forgotten"]) == (9, 1, 0)

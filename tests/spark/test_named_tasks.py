@@ -9,7 +9,6 @@ import pytest
 
 from aqueduct.config import Calls, Config
 from aqueduct.rpc.executor_name import ExecutorName
-from spark_udfs.worker.metrics import TaskMetrics
 from spark_udfs.worker.task import NOWHERE, TaskContext
 from tests.spark.callees import Callee, answers, batch, calling
 
@@ -24,7 +23,7 @@ def named(running):
     def ask(place=PLACE, **more):
         callee = Callee()
         with running(callee.service) as address:
-            answers(calling(address, **more), iter([batch(1)]), place=place, numbers=TaskMetrics())
+            list(answers(calling(address, **more), iter([batch(1)]), place=place))
             (call,) = callee.calls.values()
             return call.connection_headers.get("aqueduct-executor")
 
