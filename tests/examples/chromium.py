@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import json
@@ -53,6 +54,33 @@ class Page:
     def click(self, button: str) -> None:
         """Presses what has this id."""
         self.evaluate(f"document.getElementById({json.dumps(button)}).click()")
+
+    def command(self, method: str, **given: Any) -> dict[str, Any]:
+        """What the browser answers to a command of the DevTools protocol, for this page."""
+        return _ask(
+            self._devtools,
+            next(self._numbers),
+            method,
+            self._deadline,
+            session=self._session,
+            **given,
+        )
+
+    def appear(self, *, width: int, height: int, dark: bool = False, scale: float = 1) -> None:
+        """Gives the window this size, and a user who likes it light or dark."""
+        self.command(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=width < 600,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.command("Emulation.setEmulatedMedia", features=[scheme])
+
+    def screenshot(self) -> bytes:
+        """The window, as PNG."""
+        return base64.b64decode(self.command("Page.captureScreenshot", format="png")["data"])
 
     def text(self, element: str) -> str:
         """What is written in the element with this id."""
