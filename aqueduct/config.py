@@ -8,6 +8,7 @@ raises ConfigError at once.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -49,6 +50,7 @@ COMPRESSIONS: Final = ("lz4", "zstd")
 
 _FALLBACK: Final = 4 << 30  # bytes, where the system does not tell
 _LEAST: Final = 64 << 20
+_HOST_NAME: Final = re.compile(r"(?a)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _GROUPS: Final = Path("sys/fs/cgroup")
 
 
@@ -768,6 +770,12 @@ class Admin:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name in self.hosts:
+            if not _HOST_NAME.fullmatch(name):
+                raise ConfigError(
+                    f"Admin.hosts has {name!r}; give the name of a host alone, without scheme, "
+                    "port or wildcard, such as metrics.example.com"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aqueduct.config import Admin
@@ -215,20 +216,24 @@ class _Exchange(asyncio.Protocol):
             name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers
         }
         method, target = request.method.decode("latin-1"), request.target.decode("latin-1")
-        self._send(await self._server.answer(method, target, headers))
+        response = await self._server.answer(method, target, headers)
+        self._send(response, bodiless=method == "HEAD")
 
-    def _send(self, response: HttpResponse) -> None:
+    def _send(self, response: HttpResponse, *, bodiless: bool = False) -> None:
+        """``bodiless``: without the body, as HEAD wants it."""
         import h11
 
         named = {name.lower(): (name, value) for name, value in _ALWAYS}
         named.update({name.lower(): (name, value) for name, value in response.headers.items()})
         named["content-type"] = ("Content-Type", response.content_type)
         named["content-length"] = ("Content-Length", str(len(response.body)))
+        reason = HTTPStatus(response.status).phrase
         events: list[Any] = [
-            h11.Response(status_code=response.status, headers=list(named.values())),
-            h11.Data(data=response.body),  # nothing leaves of it where HEAD was asked
-            h11.EndOfMessage(),
+            h11.Response(status_code=response.status, headers=list(named.values()), reason=reason)
         ]
+        if not bodiless:
+            events.append(h11.Data(data=response.body))
+        events.append(h11.EndOfMessage())
         try:
             self._transport.write(b"".join(self._http.send(event) or b"" for event in events))
         finally:

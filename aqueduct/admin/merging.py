@@ -105,12 +105,12 @@ class WorkerReports:
         for worker in workers:
             reasons += (f"worker {worker['number']}: {reason}" for reason in worker["reasons"])
         connections = [
-            ConnectionReport(**{**each, "worker": number})  # type: ignore[typeddict-item]
+            ConnectionReport(**{**each, "worker": number})
             for number, report in found
             for each in report["connections"]["listed"]
         ]
         calls = [
-            CallReport(**{**each, "worker": number})  # type: ignore[typeddict-item]
+            CallReport(**{**each, "worker": number})
             for number, report in found
             for each in report["calls"]["listed"]
         ]

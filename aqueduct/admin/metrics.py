@@ -50,7 +50,7 @@ def _both(what: Literal["batches", "rows", "bytes"]) -> Callable[[Report], _Valu
 
     def values(report: Report) -> _Values:
         for name, each in report["handlers"].items():
-            counted: Mapping[str, Any] = each  # type: ignore[assignment]
+            counted: Mapping[str, Any] = each
             yield (name, "in"), counted[f"{what}_in"]
             yield (name, "out"), counted[f"{what}_out"]
 

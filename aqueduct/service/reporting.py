@@ -103,6 +103,9 @@ class ServiceReporter:
         self._offset = self._started - time.monotonic()
         self._begun = time.monotonic()
         self._most: dict[str, dict[str, int]] = {}
+        """The largest counts that were told, by handler."""
+        self._resumes = 0
+        """The same of all connections."""
 
     async def report(self) -> Report:
         """See ``ReportSource``."""
@@ -151,17 +154,19 @@ class ServiceReporter:
             reasons.append(f"the service is {phase}")
         if lag >= settings.ready_lag:
             reasons.append(f"its event loop has not turned for {lag:.0f} s")
-        for what, used, limit, share in (
+        loads = [
             ("calls", len(calls), host.config.calls.max_calls_process, settings.ready_load),
             ("connections", connections["open"], connections["limit"], settings.ready_load),
-            *(
-                (f"bytes ({name})", memory[name]["bytes"], memory[name]["limit"], share)
-                for name in ("received", "sending")
-                if (share := settings.ready_memory) is not None
-            ),
-        ):
-            if limit is not None and used >= limit * share:
-                reasons.append(f"it has {used} of {limit} {what}")
+        ]
+        if settings.ready_memory is not None:
+            for name in ("received", "sending"):
+                used, limit = memory[name]["bytes"], memory[name]["limit"] or 0
+                loads.append((f"bytes ({name})", used, limit, settings.ready_memory))
+        reasons += (
+            f"it has {used} of {limit} {what}"
+            for what, used, limit, share in loads
+            if used >= limit * share
+        )
         return {
             "name": host.name,
             "version": library_version(),
@@ -181,10 +186,11 @@ class ServiceReporter:
         host = self._host
         busy = Counter(id(call.connection) for call in calls)
         opened = tuple(host.since.items())
+        self._resumes = max(self._resumes, counters["resumes"])
         newest = heapq.nlargest(host.config.admin.listed, opened, key=lambda pair: pair[1])
         return {
             "total": counters["connections"],
-            "resumes": counters["resumes"],
+            "resumes": self._resumes,
             "open": len(opened),
             "limit": host.config.limits.connections,
             "listed": [

@@ -202,14 +202,15 @@ class RunningService:
         # First what is over, then what is open: what ends in between is not counted twice.
         moved = self.totals.moved()
         open_calls = tuple(self.calls)
-        resumes = sum(connection.carrier.resumes for connection in tuple(self._connections))
+        resumes = self._counted["resumes"]
+        resumes += sum(connection.carrier.resumes for connection in tuple(self._connections))
         found = {
             "calls": self._number,
             "open_calls": len(open_calls),
             "waiting_calls": self._rooms.waiting,
             "connections": self._counted["connections"],
             "open_connections": len(self._connections),
-            "resumes": self._counted["resumes"] + resumes,
+            "resumes": resumes,
         }
         for name in _ENDS:
             found[name] = self._counted[name]
