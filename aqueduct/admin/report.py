@@ -257,7 +257,7 @@ class SparkReport(TypedDict):
     tasks: list[TaskReport]
     task_count: int
     forgotten: int
-    """Tasks that are remembered no longer, see Calls.spark_tasks. It never falls."""
+    """Tasks that the processes of now remember no longer, see Calls.spark_tasks."""
 
 
 class Report(TypedDict):

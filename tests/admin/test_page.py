@@ -102,8 +102,8 @@ def full() -> Report:
     made = report(
         connections=5000,
         same=handler(open=2, calls=7, rows_in=1234567, bytes_in=3 << 20, errors={"busy": 3}),
-        **{HOSTILE: handler(calls=1, errors={HOSTILE: 1, "cancelled": 2})},
     )
+    made["handlers"][HOSTILE] = handler(calls=1, errors={HOSTILE: 1, "cancelled": 2})
     made["service"].update(name=HOSTILE, ready=False, reasons=[HOSTILE], addresses=[HOSTILE])
     (one,) = made["connections"]["listed"]
     made["connections"].update(open=1000, limit=16384)
