@@ -24,8 +24,8 @@ LOOKS: Final = 45
 LARGEST: Final = 200_000
 """Bytes of one picture."""
 PICTURES: Final = {
-    "live-page-light.png": {"width": 1280, "height": 1180},
-    "live-page-dark.png": {"width": 1280, "height": 1180, "dark": True},
+    "live-page-light.png": {"width": 1280, "height": 1400},
+    "live-page-dark.png": {"width": 1280, "height": 1400, "dark": True},
     "live-page-phone.png": {"width": 390, "height": 1100},
 }
 
@@ -49,8 +49,6 @@ def serve() -> None:
     @service.handler("score", input=numbers, output=numbers, max_concurrency=1)
     def score(batch: pa.RecordBatch) -> pa.RecordBatch:
         time.sleep(random.uniform(0.05, 0.25))
-        if random.random() < 0.002:
-            raise ValueError("no score for this batch")
         return batch
 
     service.run("aqueduct+tcp://127.0.0.1:0", admin="127.0.0.1:0")
@@ -87,7 +85,7 @@ def program(*arguments: str, output: int) -> Iterator[subprocess.Popen[str]]:
         stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
     )
     try:
         yield process
@@ -119,12 +117,18 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         service = stack.enter_context(program("serve", output=subprocess.PIPE))
         address, place = places(service)
-        stack.enter_context(program("job", address, output=subprocess.DEVNULL))
+        log = stack.enter_context(tempfile.TemporaryFile("w+"))
+        worker = stack.enter_context(program("job", address, output=log.fileno()))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         page = stack.enter_context(
             chromium.opened(f"{place}/", folder, program=chromium.installed())
         )
-        page.until("document.querySelectorAll('#tasks tbody tr').length > 0")
+        page.command("Emulation.setScrollbarsHidden", hidden=True)
+        while not page.evaluate("document.querySelectorAll('#tasks tbody tr').length"):
+            if worker.poll() is not None:
+                log.seek(0)
+                raise SystemExit(f"the job has ended: {log.read()}")
+            time.sleep(0.2)
         page.evaluate(f"new Promise(done => setTimeout(done, {LOOKS * 1000}))")
         for name, given in PICTURES.items():
             page.appear(**given)  # type: ignore[arg-type]
