@@ -129,6 +129,7 @@ def main() -> None:
                 log.seek(0)
                 raise SystemExit(f"the job has ended: {log.read()}")
             time.sleep(0.2)
+        page.command("Page.reload")  # its charts begin now
         page.evaluate(f"new Promise(done => setTimeout(done, {LOOKS * 1000}))")
         for name, given in PICTURES.items():
             page.appear(**given)  # type: ignore[arg-type]

@@ -245,7 +245,7 @@ class TaskReport(ExecutorReport):
     task: int | str
     """Spark's number; text, if the client calls it otherwise."""
     handler: str
-    """Of its first call."""
+    """Of a call that is open, or else of the last one."""
 
 
 class SparkReport(TypedDict):

@@ -21,10 +21,7 @@ from aqueduct.config import Admin
 from aqueduct.errors import ConfigError
 from aqueduct.rpc.threads import green
 
-__all__ = ["AdminPlace", "AdminThread"]
-
-AdminPlace = tuple[str, int]
-"""Host and port; port 0 is any free one."""
+__all__ = ["AdminThread"]
 
 _BACKLOG: Final = 64
 _CLOSING: Final = 2.0
@@ -32,10 +29,13 @@ _CLOSING: Final = 2.0
 
 
 class AdminThread:
-    """Answers at a host and port, from ``start`` to ``close``."""
+    """Answers at ``HOST:PORT``, from ``start`` to ``close``."""
 
-    def __init__(self, place: AdminPlace, routes: Mapping[str, Route], settings: Admin) -> None:
-        """Raises ConfigError without the extra ``admin``, and where gevent has patched threads."""
+    def __init__(self, place: str, routes: Mapping[str, Route], settings: Admin) -> None:
+        """``place``: with port 0 it takes a free one.
+
+        Raises ConfigError without the extra ``admin``, and where gevent has patched threads.
+        """
         _require_extra()
         if patched := green():
             raise ConfigError(
@@ -43,7 +43,7 @@ class AdminThread:
                 "of gevent.monkey or eventlet"
             )
         self._place = place
-        self._server = HttpServer(routes, settings, place[0])
+        self._server = HttpServer(routes, settings, _host_and_port(place)[0])
         self._sockets: list[socket.socket] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: Future[None] = Future()
@@ -130,10 +130,15 @@ def _require_extra() -> None:
         ) from error
 
 
-async def _bind(place: AdminPlace) -> list[socket.socket]:
+def _host_and_port(place: str) -> tuple[str, int]:
+    host, _, port = place.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+async def _bind(place: str) -> list[socket.socket]:
     """A socket at each address of the host, all at one port. Raises ConfigError."""
-    host, port = place
-    where = f"admin= (--admin) {host_port(place)}"
+    host, port = _host_and_port(place)
+    where = f"admin= (--admin) {place}"
     try:
         found = await resolve(host, port, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from aqueduct.admin.merging import WorkerReports
 from aqueduct.admin.report import Phase, Report
 from aqueduct.admin.routes import admin_routes
-from aqueduct.admin.thread import AdminPlace, AdminThread
+from aqueduct.admin.thread import AdminThread
 from aqueduct.config import Admin
 
 __all__ = ["CrewAdmin", "CrewHost"]
@@ -39,16 +39,20 @@ class CrewHost(Protocol):
 class CrewAdmin:
     """The admin port of the first process. Lives on its event loop, but for ``report``."""
 
-    def __init__(self, place: AdminPlace, host: CrewHost, count: int, service: str) -> None:
-        """Raises ConfigError without the extra ``admin``."""
+    def __init__(
+        self, place: str, host: CrewHost, count: int, service: str, settings: Admin
+    ) -> None:
+        """``settings``: as far as the operator has set them; those of the service come later.
+
+        Raises ConfigError without the extra ``admin``.
+        """
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._waiting: list[tuple[set[int], asyncio.Event]] = []
         self._polling: asyncio.Task[None] | None = None
         self.workers = WorkerReports(count, service)
         """What the workers have told."""
-        # The service's settings come with its first worker.
-        self._thread = AdminThread(place, admin_routes(self), Admin())
+        self._thread = AdminThread(place, admin_routes(self), settings)
 
     @property
     def addresses(self) -> list[str]:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -42,7 +43,7 @@ import pyarrow as pa
 
 from aqueduct.address import Address
 from aqueduct.admin.routes import admin_routes
-from aqueduct.admin.thread import AdminPlace, AdminThread
+from aqueduct.admin.thread import AdminThread
 from aqueduct.arguments import UNGIVEN, Duration, checked
 from aqueduct.carriers import certificates
 from aqueduct.carriers.certificates import ServerTls
@@ -71,12 +72,14 @@ from aqueduct.service.handlers import (
 )
 from aqueduct.service.lifetime import Lifetime, unless
 from aqueduct.service.namespace import Namespace
+from aqueduct.service.operated import as_operated
 from aqueduct.service.reporting import ServiceReporter
 from aqueduct.service.server import COUNTERS, Authorize, RunningService
 from aqueduct.service.signals import Holders, ProcessDeadline, ServiceSignals, say, tell
 from aqueduct.service.sinks import Sink
 from aqueduct.service.tables import Filters, Table, TableSchema, make_table
 from aqueduct.service.telemetry import CounterObserver, Observer
+from aqueduct.settings.places import read_settings
 
 __all__ = ["Service", "serve_until_signal"]
 
@@ -330,6 +333,8 @@ class Service:
         splits: Any = None,
         filters: Filters = None,
         max_calls: int | None = None,
+        max_concurrency: int | None = None,
+        queue: int | None = None,
         description: str = "",
     ) -> Callable[[Function], Function]: ...
 
@@ -343,6 +348,8 @@ class Service:
         splits: Any = None,
         filters: Filters = None,
         max_calls: int | None = None,
+        max_concurrency: int | None = None,
+        queue: int | None = None,
         description: str = "",
     ) -> Declared: ...
 
@@ -356,6 +363,8 @@ class Service:
         splits: Any = None,
         filters: Filters = None,
         max_calls: int | None = None,
+        max_concurrency: int | None = None,
+        queue: int | None = None,
         description: str = "",
     ) -> Any:
         """Registers a table, which is read in parts: the decorated generator, or ``table``.
@@ -373,6 +382,8 @@ class Service:
           says of each ``Filter`` whether the table takes it (True, "partly", False), and the
           table applies it. Without it none is.
         - ``max_calls``: splits read, and questions answered, at once; more get ``busy``.
+        - ``max_concurrency``: splits read at once; others wait for their turn, as many as ``queue``
+          says. See ``handler``.
         - ``description``: for ``describe``; by default the first paragraph of the docstring.
 
         The calls are to the handlers ``aqueduct.table.plan.NAME`` and ``aqueduct.table.read.NAME``,
@@ -391,6 +402,8 @@ class Service:
                 filters=filters,
                 limits=self.config.tables,
                 max_calls=max_calls,
+                max_concurrency=max_concurrency,
+                queue=queue,
                 description=description,
             )
             self._tables[called] = made
@@ -432,6 +445,26 @@ class Service:
         """
         self._lifetime.on_stop(function)
         return function
+
+    @checked()
+    def configure(self, config: Config) -> None:
+        """Gives the service other settings in place of its ``config``.
+
+        They hold for everything that is registered, and for what will be. Raises
+        LocalProtocolError while it is served.
+        """
+        with self._lock:
+            if self._servings:
+                raise LocalProtocolError(
+                    f"the service {self.name!r} is served, and its settings are in use; configure "
+                    "it before serving or run"
+                )
+        self.config = config
+        self._lifetime.timing = config.timing
+        for sink in self._sinks.values():
+            sink.configure(config.sinks)
+        for table in self._tables.values():
+            table.limits = config.tables
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -497,7 +530,7 @@ class Service:
         tls: ServerTls | None = None,
         origins: Sequence[str] = (),
         drain: Duration | None = None,
-        admin: AdminPlace | str | None = None,
+        admin: str | None = None,
     ) -> AsyncIterator[RunningService]:
         """Serves at ``addresses`` for as long as the block runs, then drains and ends.
 
@@ -542,13 +575,10 @@ class Service:
                 yield serving
 
     @asynccontextmanager
-    async def _administered(
-        self, serving: RunningService, admin: AdminPlace | str
-    ) -> AsyncIterator[None]:
+    async def _administered(self, serving: RunningService, admin: str) -> AsyncIterator[None]:
         """Answers at the admin port for as long as the block runs. Raises ConfigError."""
         reporter = ServiceReporter(serving, asyncio.get_running_loop())
-        place = cast("AdminPlace", admin)  # ``checked`` has read it
-        thread = AdminThread(place, admin_routes(reporter), self.config.admin)
+        thread = AdminThread(admin, admin_routes(reporter), self.config.admin)
         await thread.start()
         serving.admin_addresses = thread.addresses
         try:
@@ -597,14 +627,21 @@ class Service:
         tls: ServerTls | None = None,
         origins: Sequence[str] = (),
         drain: float | None = None,
-        admin: AdminPlace | str | None = None,
+        admin: str | None = None,
+        environment: bool = True,
+        settings: str | PathLike[str] | None = None,
     ) -> None:
         """Serves until SIGINT or SIGTERM, then drains and returns.
 
         Prints the addresses, one to a line. A second signal ends the drain: calls that are open
         then fail. SIGUSR1 writes the state of the service to standard error, as a line of JSON.
-        For programs that have nothing else to do; see ``serving`` for the arguments and for all
-        others.
+        For programs that have nothing else to do; see ``serving`` for the other arguments and for
+        all other programs.
+
+        - ``environment``: what ``AQUEDUCT_*`` variables say counts more than the arguments and
+          ``config``. False: no variable is read.
+        - ``settings``: a TOML file, below the variables and above the arguments; None: the one that
+          ``AQUEDUCT_CONFIG`` names.
 
         A handler may block the event loop, or its threads and processes may go on. Then the process
         ends with status 1, ``drain`` seconds (None: Timing.drain_timeout) after the signal. Raises
@@ -615,23 +652,27 @@ class Service:
                 "Service.run runs an event loop of its own, and one runs in this thread already, "
                 "as in a notebook or a coroutine; there, use: async with service.serving(...)"
             )
+        operator = read_settings(environment=os.environ if environment else {}, file=settings)
+        given = {
+            "certificate": certificate,
+            "key": key,
+            "key_password": key_password,
+            "dev_certificate": dev_certificate,
+            "client_ca": client_ca,
+            "tls": tls,
+            "origins": origins,
+            "admin": admin,
+        }
+        places, options = as_operated(operator, addresses, given)
+        if (config := operator.config(self.config)) is not self.config:
+            self.configure(config)
+        if operator.value("timing.drain_timeout") is not None:
+            drain = None
         holders, deadline = Holders(), ProcessDeadline()
         try:
             asyncio.run(
                 serve_until_signal(
-                    self,
-                    addresses,
-                    drain=drain,
-                    deadline=deadline,
-                    quiet=True,
-                    certificate=certificate,
-                    key=key,
-                    key_password=key_password,
-                    dev_certificate=dev_certificate,
-                    client_ca=client_ca,
-                    tls=tls,
-                    origins=origins,
-                    admin=admin,
+                    self, places, drain=drain, deadline=deadline, quiet=True, **options
                 )
             )
         finally:

@@ -37,11 +37,11 @@ from aqueduct.service.signals import (
     tell,
 )
 from aqueduct.service.worker import tls_to_json
+from aqueduct.settings.in_force import ServiceSettings
 
 if TYPE_CHECKING:
     from aqueduct.address import Address
     from aqueduct.admin.report import Phase
-    from aqueduct.admin.thread import AdminPlace
     from aqueduct.carriers.certificates import ServerTls
     from aqueduct.carriers.contract import Bound
 
@@ -96,11 +96,13 @@ class Supervisor:
         restarts: Restarts | None = None,
         drain: float | None = None,
         origins: Sequence[str] = (),
-        admin: AdminPlace | None = None,
+        admin: str | None = None,
+        settings: ServiceSettings | None = None,
     ) -> None:
         """``drain``: seconds that the end may take; None: what the service's settings say.
 
-        ``origins`` and ``admin``: see ``Service.serving``.
+        ``origins`` and ``admin``: see ``Service.serving``. ``settings``: what the operator has set;
+        each worker serves with it.
         """
         self._service = service
         self._addresses = addresses
@@ -111,6 +113,7 @@ class Supervisor:
         self._origins = list(origins)
         self._admin_place = admin
         self._admin: CrewAdmin | None = None
+        self._settings = ServiceSettings() if settings is None else settings
         self._deadline = ProcessDeadline(self._kill)
         self._deaths: deque[float] = deque()
         self._places: list[list[Bound]] = []
@@ -160,7 +163,13 @@ class Supervisor:
         if self._admin_place is None:
             await self._watch()
             return
-        self._admin = CrewAdmin(self._admin_place, self, self._count, self._service)
+        self._admin = CrewAdmin(
+            self._admin_place,
+            self,
+            self._count,
+            self._service,
+            self._settings.config().admin,
+        )
         try:
             await self._admin.start()
             await self._watch()
@@ -197,6 +206,7 @@ class Supervisor:
             "drain": self._drain,
             "origins": self._origins,
             "admin": self._admin is not None,
+            "settings": self._settings.to_json(),
         }
 
     def _siblings(self, place: int, address: Address) -> list[str]:

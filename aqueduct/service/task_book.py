@@ -37,12 +37,14 @@ _CLIPPED: Final = 40
 class _Record:
     """What the calls of one task, or of one executor, have come to."""
 
-    __slots__ = ("calls", "counted", "ended", "executor", "failed", "said")
+    __slots__ = ("calls", "counted", "ended", "executor", "failed", "handler", "said")
 
     def __init__(self, executor: ExecutorName, head: CallHead | None = None) -> None:
         """``head``: of the first call of the task; None: of all tasks. It is not kept."""
         self.executor = executor
         self.said = None if head is None else _said_by(head)
+        self.handler = "" if head is None else head.handler
+        """Of the last call."""
         self.calls = 0
         """That are over."""
         self.failed = 0
@@ -83,13 +85,13 @@ class _Record:
     def task(self, now: float) -> TaskReport:
         """The same of a task."""
         assert self.said is not None
-        stage, partition, task, handler = _task_of(*self.said)
+        stage, partition, task = _task_of(*self.said)
         return {
             **self.row(now),
             "stage": stage,
             "partition": partition,
             "task": task,
-            "handler": handler,
+            "handler": escape(self.handler),
         }
 
 
@@ -135,6 +137,7 @@ class TaskBook:
                 del self._tasks[next(iter(self._tasks))]
                 self._forgotten += 1
         self._tasks[key] = task
+        task.handler = running.head.handler
         task.add(counted, running.failed, now)
 
     def report(self, open_calls: Iterable[ServerCall], most: int) -> SparkReport:
@@ -166,6 +169,7 @@ class TaskBook:
                 if key not in tasks:
                     tasks[key] = _Record(name, running.head).task(now)
                 _add_open(tasks[key], running)
+                tasks[key]["handler"] = escape(running.head.handler)
         return {
             "executors": first(executors.values(), most),
             "executor_count": len(executors),
@@ -180,19 +184,19 @@ def _attempt_of(head: CallHead) -> str:
     return head.attempt.partition(".")[0]
 
 
-def _said_by(head: CallHead) -> tuple[str, str, int | None, str, str | None]:
+def _said_by(head: CallHead) -> tuple[str, int | None, str, str | None]:
     """What a call says of its task; read only once somebody looks."""
     partition = None if head.partition is None else head.partition.index
     document = head.metadata.get(ATTEMPT_HEADER)
     if document is not None and len(document) > _DOCUMENT:
         document = None
-    return head.handler, head.write_key, partition, _attempt_of(head), document
+    return head.write_key, partition, _attempt_of(head), document
 
 
 def _task_of(
-    handler: str, write_key: str, partition: int | None, attempt: str, document: str | None
-) -> tuple[int | None, int | None, int | str, str]:
-    """Stage, partition, task and handler: by the write key, or by the document of the attempt."""
+    write_key: str, partition: int | None, attempt: str, document: str | None
+) -> tuple[int | None, int | None, int | str]:
+    """Stage, partition and task: by the write key, or by the document of the attempt."""
     number = _number(attempt)
     task: int | str = escape(attempt[:_CLIPPED]) if number is None else number
     _, stage, last = f"//{write_key}".rsplit("/", 2)
@@ -206,7 +210,7 @@ def _task_of(
         else:
             if all(type(each) is int and 0 <= each <= _LARGEST for each in own):
                 found, task = own
-    return found, partition, task, escape(handler)
+    return found, partition, task
 
 
 def _number(text: str) -> int | None:

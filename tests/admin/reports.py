@@ -26,7 +26,8 @@ def handler(**given: Any) -> HandlerReport:
     )
     made |= {"kind": "exchange", "errors": {}, "seconds": 0.0, "buckets": [0] * (len(BOUNDS) + 1)}
     made |= given
-    return made
+    found: HandlerReport = made
+    return found
 
 
 def report(*, connections: int = 0, lag: float = 0.0, **handlers: HandlerReport) -> Report:

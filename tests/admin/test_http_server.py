@@ -45,7 +45,7 @@ async def server(
     settings: Admin | None = None, routes: Mapping[str, Route] = ROUTES
 ) -> AsyncIterator[int]:
     """The port of a server that answers on its own thread."""
-    thread = AdminThread(("127.0.0.1", 0), routes, settings or Admin())
+    thread = AdminThread("127.0.0.1:0", routes, settings or Admin())
     await thread.start()
     try:
         yield int(thread.addresses[0].rpartition(":")[2])
@@ -248,7 +248,7 @@ async def _end(reader: asyncio.StreamReader) -> bytes:
 
 
 async def test_every_address_of_a_name_and_settings_that_come_later() -> None:
-    thread = AdminThread(("localhost", 0), ROUTES, Admin())
+    thread = AdminThread("localhost:0", ROUTES, Admin())
     await thread.start()
     try:
         ports = {address.rpartition(":")[2] for address in thread.addresses}
@@ -268,9 +268,9 @@ async def test_ports_that_cannot_be_bound() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"--admin\) 127\.0\.0\.1:{port} cannot be bound: "):
-            await AdminThread(("127.0.0.1", port), ROUTES, Admin()).start()
+            await AdminThread(f"127.0.0.1:{port}", ROUTES, Admin()).start()
     with pytest.raises(ConfigError, match=r"the name 'no\.such\.invalid' does not resolve"):
-        await AdminThread(("no.such.invalid", 0), ROUTES, Admin()).start()
+        await AdminThread("no.such.invalid:0", ROUTES, Admin()).start()
 
 
 @pytest.mark.parametrize("package", ["h11", "prometheus_client"])
@@ -280,4 +280,4 @@ def test_without_the_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> Non
     missing: Any = None
     monkeypatch.setitem(sys.modules, package, missing)
     with pytest.raises(ConfigError, match=rf"{package}.*pip install 'aqueduct-arrow\[admin\]'"):
-        AdminThread(("127.0.0.1", 0), ROUTES, Admin())
+        AdminThread("127.0.0.1:0", ROUTES, Admin())

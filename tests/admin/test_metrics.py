@@ -33,7 +33,8 @@ def full() -> Report:
         seconds=12.5,
         buckets=buckets,
     )
-    made = report(connections=3, **{NAME: busy})
+    made = report(connections=3)
+    made["handlers"][NAME] = busy
     made["workers"] = [
         {
             "number": 0,

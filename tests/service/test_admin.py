@@ -393,14 +393,15 @@ async def test_counters_never_fall_while_calls_end() -> None:
         await aqueduct.Client.connect(running.addresses[0]) as client,
     ):
         reporter = ServiceReporter(running, asyncio.get_running_loop())
-        over, fell, looks = threading.Event(), [], 0
+        over, looks = threading.Event(), 0
+        fell: list[str] = []
 
         def watch() -> None:
             nonlocal looks
             last: dict[str, Any] = {}
             while not over.wait(0.001):
                 told = reporter.make()["handlers"]["double"]
-                now = {name: told[name] for name in ("calls", "rows_in", "rows_out")}  # type: ignore[literal-required]
+                now = {name: told[name] for name in ("calls", "rows_in", "rows_out")}
                 fell.extend(name for name in last if now[name] < last[name])
                 if now["rows_in"] > 3 * service.counters()["calls"]:
                     fell.append("counted twice")

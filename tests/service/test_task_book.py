@@ -65,9 +65,10 @@ def of_task(task: int, partition: int = 4, stage: int = 2, again: str = "") -> d
 
 @pytest.mark.requirement("AC-104")
 async def test_calls_are_added_up_by_task_and_by_executor(gate):
+    gate.set()
     async with make(gate).serving("memory://book") as running:
         async with client("memory://book") as first, client("memory://book", "node8") as second:
-            await first.call("same", BATCH, **of_task(17))
+            await first.call("held", BATCH, **of_task(17))
             await first.call("same", BATCH, **of_task(17, again=".1"))
             with pytest.raises(HandlerFailed):
                 await first.call("broken", BATCH, **of_task(18, partition=5))
@@ -111,14 +112,16 @@ async def test_a_call_that_is_open_stands_first_and_counts(gate):
     async with make(gate).serving("memory://book") as running:
         async with client("memory://book") as one:
             await one.call("same", BATCH, **of_task(1))
+            await one.call("same", BATCH, **of_task(2))
             held = asyncio.ensure_future(one.call("held", BATCH, **of_task(2)))
-            await until(lambda: running.counters()["rows_in"] == 6)
+            await until(lambda: running.counters()["rows_in"] == 9)
             found = report(running)
+            assert [row["handler"] for row in found["tasks"]] == ["held", "same"]
             assert [(row["task"], row["open_calls"], row["calls"]) for row in found["tasks"]] == [
-                (2, 1, 1),
+                (2, 1, 2),
                 (1, 0, 1),
             ]
-            assert [(row["open_calls"], row["calls"]) for row in found["executors"]] == [(1, 2)]
+            assert [(row["open_calls"], row["calls"]) for row in found["executors"]] == [(1, 3)]
             gate.set()
             await held
 
