@@ -69,7 +69,7 @@ class Served:
 
     def start(self) -> None:
         routes = {**page_routes(), "/state.json": self._state}
-        self._thread = AdminThread(("127.0.0.1", self.port), routes, Admin())
+        self._thread = AdminThread(f"127.0.0.1:{self.port}", routes, Admin())
         self._loop.run_until_complete(self._thread.start())
         self.port = int(self._thread.addresses[0].rpartition(":")[2])
 
