@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 
 from aqueduct.address import Address
-from aqueduct.cli.common import Commands, reader
+from aqueduct.cli.common import Commands
+from aqueduct.logs import FORMATS, LEVELS, LogSettings, as_json, configure
 from aqueduct.service.loader import load_service
 from aqueduct.service.service import serve_until_signal
-from aqueduct.service.signals import ProcessDeadline
+from aqueduct.service.signals import ProcessDeadline, say, tell_as
+from aqueduct.settings.in_force import ServiceSettings
+from aqueduct.settings.options import add_options, options_of
+from aqueduct.settings.places import read_settings
+from aqueduct.settings.table import Serve
+from aqueduct.settings.text import toml_lines
 
 __all__ = ["add", "run"]
 
@@ -25,131 +34,102 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "service", metavar="MODULE:SERVICE", help="found from here, like python -m"
     )
+    add_options(command)
     command.add_argument(
-        "--listen",
-        metavar="ADDRESS",
-        action="append",
-        required=True,
-        help="aqueduct://HOST:PORT, aqueduct+tls://HOST:PORT, aqueduct+tcp://HOST:PORT (port 0: "
-        "any free one) or aqueduct+unix:///PATH; for clients of ReactiveSocket reactivesocket+tcp, "
-        "+tls, +ws, +wss or +unix; may be repeated",
+        "--log-format",
+        choices=FORMATS,
+        default="text",
+        help="of the log on standard error: text (the default), or json with one object a line",
     )
     command.add_argument(
-        "--origin",
-        metavar="ORIGIN",
-        type=reader("web origin"),
-        action="append",
-        default=[],
-        help="of web pages that may connect to reactivesocket+ws:// and +wss://, such as "
-        "https://app.example.com; may be repeated (by default no page may)",
-    )
-    command.add_argument("--certificate", metavar="FILE", help="certificate chain, PEM")
-    command.add_argument("--key", metavar="FILE", help="its private key, PEM")
-    command.add_argument(
-        "--key-password", metavar="TEXT", help="of a private key that is encrypted"
-    )
-    command.add_argument(
-        "--client-ca",
-        metavar="FILE",
-        help="CAs of the certificates that clients must show over aqueduct+tls://, PEM",
-    )
-    command.add_argument(
-        "--dev-certificate",
-        action="store_true",
-        help="make a certificate on the spot; the address printed pins its fingerprint",
-    )
-    command.add_argument(
-        "--workers",
-        metavar="N",
-        type=reader("count"),
-        help="serve by so many processes, which share the addresses and are replaced when they "
-        "die (by default: by this one process)",
-    )
-    command.add_argument(
-        "--restarts",
-        metavar="N",
-        type=reader("count or zero"),
-        default=10,
-        help="deaths of workers within a minute that are borne; one more ends the service (10)",
-    )
-    command.add_argument(
-        "--start-timeout",
-        metavar="DURATION",
-        type=reader("duration"),
-        default=300,
-        help="how long a worker may take to load the service and to listen: seconds, or 5min (300)",
-    )
-    command.add_argument(
-        "--drain",
-        metavar="DURATION",
-        type=reader("duration or zero"),
-        help="the process ends within this time of SIGINT or SIGTERM; open calls fail a little "
-        "earlier (by default Timing.drain_timeout of the service: 25)",
-    )
-    command.add_argument(
-        "--admin",
-        metavar="HOST:PORT",
-        type=reader("host and port"),
-        help="an HTTP port for operators, such as 127.0.0.1:9464: /health/live, /health/ready, "
-        "/metrics and /state.json (by default there is none)",
+        "--log-level", choices=LEVELS, default="info", help="the least that is logged (info)"
     )
     command.set_defaults(run=run, usage=command)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serves until SIGINT or SIGTERM; the exit status."""
-    if bool(args.certificate) != bool(args.key):
-        args.usage.error("--certificate and --key belong together")
-    needing = [text for text in args.listen if Address.parse(text).certified]
-    if needing and not args.certificate and not args.dev_certificate:
+    settings = read_settings(options_of(args), environment=os.environ, file=args.config)
+    if args.print_config:
+        return _print_config(args.service, settings)
+    serve = settings.serve()
+    if not serve.listen:
+        args.usage.error(
+            "an address to listen at is missing: --listen, AQUEDUCT_SERVE_LISTEN, or listen below "
+            "[serve] in the file of --config"
+        )
+    if bool(serve.certificate) != bool(serve.key):
+        args.usage.error(
+            "--certificate and --key belong together, as serve.certificate and serve.key do"
+        )
+    needing = [text for text in serve.listen if Address.parse(text).certified]
+    if needing and not serve.certificate and not serve.dev_certificate:
         args.usage.error(
             f"{needing[0]} needs a certificate: --certificate and --key, or --dev-certificate to "
             "make one"
         )
-    if args.client_ca and not (args.certificate or args.dev_certificate):
+    if serve.client_ca and not (serve.certificate or serve.dev_certificate):
         args.usage.error("--client-ca belongs to a certificate of the service's own")
-    if args.certificate and args.dev_certificate:
+    if serve.certificate and serve.dev_certificate:
         args.usage.error(
             "--dev-certificate makes a certificate; it excludes --certificate and --key"
         )
-    if args.workers:
-        return _serve_by_workers(args)
+    logs = LogSettings(args.log_format, args.log_level)
+    configure(logs)
+    if logs.format == "json":
+        tell_as(as_json)
+    if serve.workers:
+        return _serve_by_workers(args.service, serve, settings, logs)
+    service = load_service(args.service)
+    service.configure(settings.config(service.config))
     return asyncio.run(
         serve_until_signal(
-            load_service(args.service),
-            args.listen,
-            drain=args.drain,
+            service,
+            serve.listen,
+            drain=None,
             deadline=ProcessDeadline(),
-            certificate=args.certificate,
-            key=args.key,
-            key_password=args.key_password,
-            dev_certificate=args.dev_certificate,
-            client_ca=args.client_ca,
-            origins=args.origin,
-            admin=args.admin,
+            certificate=serve.certificate,
+            key=serve.key,
+            key_password=serve.key_password,
+            dev_certificate=serve.dev_certificate,
+            client_ca=serve.client_ca,
+            origins=serve.origins,
+            admin=serve.admin,
         )
     )
 
 
-def _serve_by_workers(args: argparse.Namespace) -> int:
+def _print_config(name: str, settings: ServiceSettings) -> int:
+    with redirect_stdout(sys.stderr):  # what a module prints is no TOML
+        service = load_service(name)
+    for line in toml_lines(settings, settings.config(service.config), code=name):
+        say(line)
+    return 0
+
+
+def _serve_by_workers(
+    service: str, serve: Serve, settings: ServiceSettings, logs: LogSettings
+) -> int:
     from aqueduct.carriers.certificates import ServerTls, dev_certificate
     from aqueduct.service.supervisor import Restarts, Supervisor
 
-    addresses = [Address.parse(text) for text in args.listen]
+    addresses = [Address.parse(text) for text in serve.listen]
     tls = None
-    if args.dev_certificate:
+    if serve.dev_certificate:
         tls = dev_certificate(address.host for address in addresses if address.host)
-        tls = replace(tls, client_ca=args.client_ca)
-    elif args.certificate:
-        tls = ServerTls(args.certificate, args.key, args.key_password, args.client_ca)
+        tls = replace(tls, client_ca=serve.client_ca)
+    elif serve.certificate:
+        tls = ServerTls(serve.certificate, serve.key, serve.key_password, serve.client_ca)
     workers = Supervisor(
-        args.service,
+        service,
         addresses,
-        count=args.workers,
+        count=serve.workers or 1,
         tls=tls,
-        restarts=Restarts(limit=args.restarts, start=args.start_timeout),
-        drain=args.drain,
-        origins=args.origin,
-        admin=args.admin,
+        restarts=Restarts(limit=serve.restarts, start=serve.start_timeout),
+        drain=settings.value("timing.drain_timeout"),
+        origins=serve.origins,
+        admin=serve.admin,
+        settings=settings,
+        logs=logs,
     )
     return asyncio.run(workers.run())

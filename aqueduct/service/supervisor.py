@@ -21,12 +21,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from aqueduct.config import DEFAULT, Admin
 from aqueduct.endpoint.server import bind
 from aqueduct.errors import ConfigError
+from aqueduct.escaping import logger_of
 from aqueduct.service.crew_report import CrewAdmin
 from aqueduct.service.signals import (
     FORCE_SECONDS,
@@ -34,7 +35,7 @@ from aqueduct.service.signals import (
     ProcessDeadline,
     ServiceSignals,
     say,
-    tell,
+    tell_state,
 )
 from aqueduct.service.worker import tls_to_json
 from aqueduct.settings.in_force import ServiceSettings
@@ -44,8 +45,11 @@ if TYPE_CHECKING:
     from aqueduct.admin.report import Phase
     from aqueduct.carriers.certificates import ServerTls
     from aqueduct.carriers.contract import Bound
+    from aqueduct.logs import LogSettings
 
 __all__ = ["Restarts", "Supervisor"]
+
+log = logger_of(__name__)
 
 _LAST: Final = 1.0
 """Seconds of a drain, at most, that the first process keeps for the end of its workers."""
@@ -98,11 +102,12 @@ class Supervisor:
         origins: Sequence[str] = (),
         admin: str | None = None,
         settings: ServiceSettings | None = None,
+        logs: LogSettings | None = None,
     ) -> None:
         """``drain``: seconds that the end may take; None: what the service's settings say.
 
         ``origins`` and ``admin``: see ``Service.serving``. ``settings``: what the operator has set;
-        each worker serves with it.
+        each worker serves with it. ``logs``: of the workers; None: as Python logs.
         """
         self._service = service
         self._addresses = addresses
@@ -114,6 +119,7 @@ class Supervisor:
         self._admin_place = admin
         self._admin: CrewAdmin | None = None
         self._settings = ServiceSettings() if settings is None else settings
+        self._logs = logs
         self._deadline = ProcessDeadline(self._kill)
         self._deaths: deque[float] = deque()
         self._places: list[list[Bound]] = []
@@ -207,6 +213,7 @@ class Supervisor:
             "origins": self._origins,
             "admin": self._admin is not None,
             "settings": self._settings.to_json(),
+            "logs": None if self._logs is None else asdict(self._logs),
         }
 
     def _siblings(self, place: int, address: Address) -> list[str]:
@@ -250,7 +257,7 @@ class Supervisor:
         return bool(self._ended or self._failure)
 
     def _end(self, text: str) -> None:
-        tell(text)
+        log.info("%s", text)
         self._let_go()
         for slot in self._crew:
             slot.end()
@@ -258,7 +265,7 @@ class Supervisor:
 
     def _force(self, text: str) -> None:
         self._cut = True
-        tell(text)
+        log.warning("%s", text)
         for slot in self._crew:
             slot.force()
 
@@ -293,14 +300,14 @@ class Supervisor:
         """
         self._signals.seconds = drain
         if self._announced:
-            tell(f"{slot.name} listens")
+            log.info("%s listens", slot.name)
         elif all(other.addresses for other in self._crew):
             self._announced = True
             for address in slot.addresses:
                 say(f"listening on {address}")
             if self._admin is not None:
                 for address in self._admin.addresses:
-                    tell(f"admin at {address}")
+                    log.info("admin at %s", address)
 
     @property
     def admin(self) -> CrewAdmin | None:
@@ -312,7 +319,7 @@ class Supervisor:
         if self.ending:
             if self._announced and not (well or slot.unfinished or self._ended > 1):
                 self._cut = True
-                tell(f"{slot.name} {how}")
+                log.error("%s %s", slot.name, how)
             self._check_over()
             return None
         if not self._announced:
@@ -321,7 +328,7 @@ class Supervisor:
             self._check_over()
             return None
         if well:
-            tell(f"{slot.name} was drained; another takes its place")
+            log.info("%s was drained; another takes its place", slot.name)
             return 0.0
         how = slot.failed or f"{slot.name} {how}"
         now = self._loop.time()
@@ -338,7 +345,7 @@ class Supervisor:
             return None
         pause = slot.pause(self._restarts)
         when = f" in {pause:g} s" if pause else ""
-        tell(f"{how}; another takes its place{when}")
+        log.error("%s; another takes its place%s", how, when)
         return pause
 
     @property
@@ -481,7 +488,7 @@ class _Slot:
             self.kill()
 
     def _stuck(self) -> None:
-        tell(f"{self.name} does not end and is killed")
+        log.error("%s does not end and is killed", self.name)
         self.kill()
 
     def _after(self, seconds: float, call: Callable[[], None]) -> None:
@@ -518,7 +525,7 @@ class _Slot:
         if "failed" in message:
             self.failed = message["failed"]
         elif "state" in message:
-            tell(json.dumps(message["state"], separators=(",", ":")))
+            tell_state(message["state"])
         elif "report" in message:
             if self._workers.admin is not None:
                 self._workers.admin.came(self.number, message["report"])

@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
-from aqueduct.arguments import Kind, check_fields, kind_of
+from aqueduct.arguments import KINDS, Kind, check_fields, kind_of
 from aqueduct.config import DEFAULT, Config, Count, Seconds
 from aqueduct.errors import ConfigError
 
@@ -38,16 +38,16 @@ class Serve:
     listen: Addresses = field(
         default=(),
         metadata=_option(
-            "aqueduct://HOST:PORT, aqueduct+tls://HOST:PORT, aqueduct+tcp://HOST:PORT (port 0: any "
-            "free one) or aqueduct+unix:///PATH; for clients of ReactiveSocket "
-            "reactivesocket+tcp, +tls, +ws, +wss or +unix; may be repeated",
+            "where to listen: aqueduct://HOST:PORT, aqueduct+tls://HOST:PORT, "
+            "aqueduct+tcp://HOST:PORT (port 0: any free one) or aqueduct+unix:///PATH; for clients "
+            "of ReactiveSocket reactivesocket+tcp, +tls, +ws, +wss or +unix; may be repeated",
             "ADDRESS",
         ),
     )
     origins: Origins = field(
         default=(),
         metadata=_option(
-            "of web pages that may connect to reactivesocket+ws:// and +wss://, such as "
+            "origins of web pages that may connect to reactivesocket+ws:// and +wss://, such as "
             "https://app.example.com; may be repeated (by default no page may)",
             "ORIGIN",
             option="--origin",
@@ -57,12 +57,17 @@ class Serve:
         default=None, metadata=_option("certificate chain, PEM", "FILE")
     )
     key: Pem | None = field(
-        default=None, repr=False, metadata=_option("its private key, PEM", "FILE")
+        default=None, repr=False, metadata=_option("private key of the certificate, PEM", "FILE")
     )
     key_password: str | None = field(
         default=None,
         repr=False,
-        metadata=_option("of a private key that is encrypted", "TEXT", secret=True),
+        metadata=_option(
+            "password of a private key that is encrypted; other users of the machine can see an "
+            "option, and not a variable",
+            "TEXT",
+            secret=True,
+        ),
     )
     client_ca: Pem | None = field(
         default=None,
@@ -163,9 +168,8 @@ class Setting(NamedTuple):
     @property
     def kind(self) -> Kind:
         """What its value must be, and how it is read."""
-        found = kind_of(self.owner, self.entry)
-        assert found is not None, self.title
-        return found
+        # Text is checked by its class alone, once all values are known.
+        return kind_of(self.owner, self.entry) or KINDS["text"]
 
     def read(self, given: Any, where: str) -> Any:
         """What was given, read and checked. Raises ConfigError that begins with ``where``."""

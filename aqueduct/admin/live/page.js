@@ -152,13 +152,14 @@
   };
   const known = value => value === null ? '–' : clean(value);
   const where = row => [row.host, row.executor].filter(Boolean).map(clean).join(' · ') || '–';
+  const TURN = 'waits for its turn';
   const doing = row => {
     if (!row.open_calls) return `no call for ${duration(row.idle ?? 0)}`;
-    if (row.waiting_turn >= row.open_calls) return 'waits for its turn';
+    if (row.waiting_turn >= row.open_calls) return TURN;
     if (row.waiting_client >= row.open_calls) return 'waits for the client';
     return 'at work';
   };
-  const callDoing = row => row.state === 'waiting' ? 'waits for its turn' : 'runs';
+  const callDoing = row => row.state === 'waiting' ? TURN : 'runs';
   const worker = { head: 'Worker', value: row => row.worker === null ? '–' : count(row.worker) };
   const failed = {
     head: 'Failed', value: row => count(row.failed), mark: row => row.failed ? 'failed' : '',
@@ -195,7 +196,7 @@
     { head: 'Partition', value: row => known(row.partition) },
     { head: 'Executor', text: true, value: where },
     { head: 'Handler', text: true, value: row => clean(row.handler) },
-    { head: 'Doing', text: true, value: doing, mark: row => row.waiting_turn ? 'waits' : '' },
+    { head: 'Doing', text: true, value: doing, mark: row => doing(row) === TURN ? 'waits' : '' },
     { head: 'Calls', value: row => count(row.calls) },
     failed,
     ...inOut,
