@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from aqueduct.admin.http_server import HttpRequest, HttpResponse, Route, text
 from aqueduct.admin.metrics import metrics_page
+from aqueduct.admin.page import page_routes
 from aqueduct.admin.report import Report
 
 __all__ = ["ReportSource", "admin_routes"]
@@ -50,6 +51,7 @@ def admin_routes(source: ReportSource) -> Mapping[str, Route]:
         return metrics_page(await source.report(), request.headers.get("accept", ""))
 
     return {
+        **page_routes(),
         "/health/live": live,
         "/health/ready": ready,
         "/metrics": metrics,

@@ -65,6 +65,7 @@ from aqueduct.service.reactive_gateway import (
     snapshot_of,
 )
 from aqueduct.service.shared_runner import WaitingRooms
+from aqueduct.service.task_book import TaskBook
 from aqueduct.service.thread_runner import GeneratorRunner
 from aqueduct.service.unary import UnaryCall
 from aqueduct.service.waiting_room import run_in_turn
@@ -144,6 +145,8 @@ class RunningService:
         self._counted: Counter[str] = Counter()
         self.totals = CallTotals(handlers)
         """What calls have done, by handler."""
+        self.tasks = TaskBook(config.calls.spark_tasks)
+        """What they have done, by Spark task."""
         self.since: dict[CallConnection, float] = {}
         """When each connection that is open began, by ``time.monotonic``."""
         self._number = 0
@@ -611,6 +614,7 @@ class RunningService:
             log.log(level, "%r was refused: %s", running.call, status.message, **more)
         else:
             self._counted["failed"] += 1
+            running.failed = True
             # A fault of the handler is a warning for the operator of the service.
             own = not isinstance(error, CallError) or (
                 isinstance(error, _OF_HANDLERS) and error is not running.input.fault
@@ -630,6 +634,7 @@ class RunningService:
         """A call is over, its handler too: its place is free."""
         self.calls.discard(running)
         self.totals.of(running.head.handler).ended(running.counters(), running.resumes)
+        self.tasks.ended(running)
         connection_calls = self._connections.get(running.connection)
         if connection_calls is not None:
             connection_calls.discard(running)
