@@ -618,6 +618,7 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
             _call_observer,
         ),
         "idempotent": KINDS["flag"],
+        "benchmark": KINDS["flag"],
         "drain": KINDS["duration or zero"],
         "environment": KINDS["flag"],
         "settings": Kind("the path of a TOML file", _path),

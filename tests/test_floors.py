@@ -61,7 +61,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"aqueduct._speedups.calls": ""},
     {"aqueduct.rpc": ""},
     {"aqueduct.client": "", "aqueduct.service": ""},
-    {"aqueduct.testing": ""},
+    {"aqueduct.testing": "", "aqueduct.diagnosis": ""},
     {"aqueduct": ""},
     {"aqueduct.cli": "", "spark_udfs": ""},
     {"spark_udfs.demo": ""},

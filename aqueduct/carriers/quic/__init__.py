@@ -4,7 +4,7 @@ import logging
 
 from aqueduct.carriers.certificates import ClientTls, ServerTls, dev_certificate
 from aqueduct.carriers.quic.binding import bind
-from aqueduct.carriers.quic.connect import connect
+from aqueduct.carriers.quic.connect import connect, shown_chain
 from aqueduct.carriers.quic.connection import QuicCarrier
 from aqueduct.carriers.quic.listener import QuicListener, listen
 
@@ -17,6 +17,7 @@ __all__ = [
     "connect",
     "dev_certificate",
     "listen",
+    "shown_chain",
 ]
 
 # aioquic logs what peers do wrong, which this library reports by errors. Where nobody has
