@@ -27,7 +27,9 @@ FLOORS: tuple[dict[str, str], ...] = (
             "closing",
             "escaping",
             "forks",
+            "logs",
             "origins",
+            "reloading",
             "settings",
         )
     },
@@ -49,7 +51,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"aqueduct._speedups.stream": ""},
     {"aqueduct._speedups.loop": ""},
     {f"aqueduct.carriers.{name}": "" for name in ("places", "binding", "certificates", "key_log")},
-    {"aqueduct.carriers.verify": ""},
+    {"aqueduct.carriers.renewal": "", "aqueduct.carriers.verify": ""},
     {"aqueduct.carriers.tls_openssl": "", "aqueduct.carriers.tls_stdlib": ""},
     {"aqueduct.carriers.tls_library": ""},
     {f"aqueduct.carriers.{name}": "" for name in ("memory", "quic", "stream")},
