@@ -112,7 +112,7 @@ def _show(found: PathBenchmark) -> None:
         ("to the service", found.to_service),
         ("from the service", found.from_service),
     ):
-        if way.bytes:
+        if way.bytes or way.cut:
             rows.append((title, _rate(way)))
     lost = found.packets_lost
     rows.append(("packets lost", "not known here" if lost is None else number(lost)))
@@ -124,6 +124,8 @@ def _show(found: PathBenchmark) -> None:
 
 
 def _rate(way: Direction) -> str:
+    if not way.bytes:
+        return f"no batch of {of_bytes(way.batch)} came in time: give a smaller --batch"
     return f"{of_bytes(way.rate)}/s ({of_bytes(way.bytes)} in {way.seconds:.1f} s)"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from aqueduct.client.client import Client
 from aqueduct.endpoint import Connection
+from aqueduct.errors import DeadlineExceeded
 from aqueduct.rpc.benchmark import BENCHMARK, BENCHMARK_QUESTION, question
 
 __all__ = ["Direction", "PathBenchmark"]
@@ -20,8 +21,14 @@ __all__ = ["Direction", "PathBenchmark"]
 _PINGS: Final = 10
 _IN_FLIGHT: Final = 8
 """Batches that are asked for and have not come: so few that the end does not take long."""
-_GRACE: Final = 15.0
+_GRACE: Final = 10.0
 """Seconds that a call may take beyond its share: the batches under way at its end still come."""
+_PROBE: Final = 64 << 10
+"""Bytes of the first batch each way, and of all where that one is slow."""
+_SLOW: Final = 1.0
+"""Seconds for the first batch from which on a way is slow."""
+_TRIPS: Final = 5
+"""Round trips that the first batch may take: the transport begins slowly."""
 
 
 @dataclass(slots=True)
@@ -32,6 +39,10 @@ class Direction:
     """Of batches that arrived, without headers."""
     seconds: float = 0.0
     """From the call to the last of them."""
+    batch: int = 0
+    """Bytes of a batch: fewer than was asked for on a slow way."""
+    cut: bool = False
+    """Whether batches were still under way when the time was over."""
 
     @property
     def rate(self) -> float:
@@ -85,39 +96,60 @@ class PathBenchmark:
             self.calls.append(time.perf_counter() - began)
 
     async def _send(self, client: Client, seconds: float, size: int, most: int) -> None:
-        batch = question(0, os.urandom(size))
-        await self._exchange(client, self.to_service, batch, seconds, size, most)
+        data = os.urandom(size)
+        await self._exchange(
+            client, self.to_service, lambda size: question(0, data[:size]), seconds, size, most
+        )
 
     async def _receive(self, client: Client, seconds: float, size: int, most: int) -> None:
-        await self._exchange(client, self.from_service, question(size), seconds, size, most)
+        await self._exchange(client, self.from_service, question, seconds, size, most)
 
     async def _exchange(
         self,
         client: Client,
         way: Direction,
-        batch: pa.RecordBatch,
+        asked: Callable[[int], pa.RecordBatch],
         seconds: float,
         size: int,
         most: int,
     ) -> None:
+        """Measures one way. A call that is not over in time has measured what came till then."""
         began = time.perf_counter()
+        try:
+            way.batch = await self._fitting(client, asked, seconds, size)
+            began = time.perf_counter()
+            batch = asked(way.batch)
 
-        def batches() -> Iterator[pa.RecordBatch]:
-            sent = 0
-            while not sent or (time.perf_counter() - began < seconds and sent + size <= most):
-                sent += size
-                yield batch
+            def batches() -> Iterator[pa.RecordBatch]:
+                sent = 0
+                while not sent or (
+                    time.perf_counter() - began < seconds and sent + way.batch <= most
+                ):
+                    sent += way.batch
+                    yield batch
 
-        async with client.exchange(
-            BENCHMARK,
-            batches(),
-            schema=BENCHMARK_QUESTION,
-            in_flight=_IN_FLIGHT,
-            deadline=seconds + _GRACE,
-        ) as answers:
-            async for _ in answers:
-                way.bytes += size
-                way.seconds = time.perf_counter() - began
+            async with client.exchange(
+                BENCHMARK,
+                batches(),
+                schema=BENCHMARK_QUESTION,
+                in_flight=_IN_FLIGHT,
+                deadline=seconds + _GRACE,
+            ) as answers:
+                async for _ in answers:
+                    way.bytes += way.batch
+                    way.seconds = time.perf_counter() - began
+        except DeadlineExceeded:
+            way.cut = True
+
+    async def _fitting(
+        self, client: Client, asked: Callable[[int], pa.RecordBatch], seconds: float, size: int
+    ) -> int:
+        """``size``, or less on a way that is so slow that few batches would come."""
+        first = min(size, _PROBE)
+        began = time.perf_counter()
+        await client.call(BENCHMARK, asked(first), deadline=seconds + _GRACE)
+        took = time.perf_counter() - began
+        return first if took > max(_SLOW, _TRIPS * min(self.pings)) else size
 
     def _look(self, connection: Connection) -> None:
         found = connection.snapshot()
@@ -141,8 +173,14 @@ class PathBenchmark:
         }
 
 
-def _of(way: Direction) -> dict[str, float]:
-    return {"bytes": way.bytes, "seconds": way.seconds, "bytes_per_second": way.rate}
+def _of(way: Direction) -> dict[str, Any]:
+    return {
+        "bytes": way.bytes,
+        "seconds": way.seconds,
+        "bytes_per_second": way.rate,
+        "batch": way.batch,
+        "cut": way.cut,
+    }
 
 
 def _spread(times: list[float]) -> dict[str, float]:

@@ -11,6 +11,7 @@ import aqueduct
 from aqueduct.diagnosis import PathBenchmark
 from aqueduct.errors import BadCall, Refused, UnknownHandler
 from aqueduct.rpc.benchmark import BENCHMARK, BENCHMARK_QUESTION, question
+from aqueduct.testing import FaultyNetwork
 from tests.carriers.streams import eventually
 
 LIMIT = 4 << 20
@@ -51,8 +52,40 @@ async def test_what_was_measured_stays_when_it_is_cancelled() -> None:
     figures = found.to_dict()
     assert not figures["complete"]
     assert figures["call"]["count"] >= 3
-    assert figures["to_service"] == {"bytes": 0, "seconds": 0.0, "bytes_per_second": 0.0}
+    assert figures["to_service"]["bytes"] == figures["to_service"]["bytes_per_second"] == 0
     assert found.loaded_round_trip > 0
+
+
+async def test_a_slow_way_gets_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aqueduct.diagnosis.path_benchmark._SLOW", 0.0)
+    monkeypatch.setattr("aqueduct.diagnosis.path_benchmark._TRIPS", 0)
+    found = PathBenchmark()
+    async with service.serving("aqueduct+tcp://127.0.0.1:0") as serving:
+        async with await aqueduct.Client.connect(serving.addresses[0]) as client:
+            await found.run(client, seconds=0.3, size=1 << 20, most=128 << 10)
+    assert found.to_service.batch == found.from_service.batch == 64 << 10
+    assert found.to_service.bytes == found.from_service.bytes == 128 << 10
+
+
+async def test_a_way_that_stands_still_ends_in_time_with_what_it_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("aqueduct.diagnosis.path_benchmark._GRACE", 0.2)
+    found = PathBenchmark()
+    async with service.serving("aqueduct+tcp://127.0.0.1:0") as serving:
+        async with FaultyNetwork(serving.addresses[0]) as network:
+            async with await aqueduct.Client.connect(network.address) as client:
+                running = asyncio.create_task(
+                    found.run(client, seconds=0.9, size=64 << 10, most=1 << 40)
+                )
+                await eventually(lambda: found.to_service.bytes > 0)
+                network.stall()
+                async with asyncio.timeout(20):
+                    await running
+                network.resume()
+    assert found.to_service.cut
+    assert found.to_service.rate > 0
+    assert (found.from_service.cut, found.from_service.bytes) == (True, 0)
 
 
 async def test_a_service_has_the_handler_only_if_it_was_asked_for() -> None:
