@@ -83,7 +83,7 @@ def _unlinked(app: Sphinx, doctree: nodes.document) -> None:
         if link.get("refdomain") == "py" and (
             hasattr(builtins, target) or (spark and target in OTHERS)
         ):
-            link.replace_self(link.children)
+            link.replace_self(nodes.Text(target))
 
 
 def setup(app: Sphinx) -> None:
