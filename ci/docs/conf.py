@@ -10,6 +10,7 @@ from typing import Any
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.util.nodes import find_pending_xref_condition
 
 from aqueduct.config import DEFAULT
 
@@ -83,7 +84,8 @@ def _unlinked(app: Sphinx, doctree: nodes.document) -> None:
         if link.get("refdomain") == "py" and (
             hasattr(builtins, target) or (spark and target in OTHERS)
         ):
-            link.replace_self(nodes.Text(target))
+            short = find_pending_xref_condition(link, "resolved")
+            link.replace_self((link if short is None else short).children)
 
 
 def setup(app: Sphinx) -> None:
