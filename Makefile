@@ -8,7 +8,7 @@ PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 CYTHON := $(wildcard aqueduct/_speedups/*/*.pyx aqueduct/_speedups/*/*.pxd)
 COMPILED := $(patsubst %.pyi,%,$(subst /,.,$(wildcard aqueduct/_speedups/*/*.pyi)))
 
-.PHONY: help demo test test-long pysparks pythons fuzz requirements sabotage profiled \
+.PHONY: help demo test test-long bounds pysparks pythons fuzz requirements sabotage profiled \
 	bench bench-spark bench-check wheel wheels lint lint-types lint-stubs format setup clean
 
 help:           ## these lines
@@ -22,12 +22,18 @@ demo: setup     ## a service scores flights inside Spark; SCHEME=tls, tcp or uni
 test: lint .venv/spark.jsa ## lint, and every test that is not long; about 12 minutes
 	$(PYTEST) -m "not long" tests
 
-test-long: setup ## long tests, more examples of others, `make pysparks`, `make pythons`
+test-long: setup ## long tests, more examples, versions of what is installed, `make pythons`
 	ci/env pytest -m long tests
 	ci/pandas.sh
 	AQUEDUCT_EXAMPLES=400 $(PYTEST) -m "hypothesis and not long" tests/arrow
+	ci/aioquic_versions.sh
+	ci/lower_bounds.sh
 	ci/pyspark_versions.sh
 	ci/pythons.sh
+
+bounds: setup   ## tests with the lowest and the other versions that pyproject.toml allows
+	ci/aioquic_versions.sh
+	ci/lower_bounds.sh
 
 pysparks: setup ## a job of each kind with PySpark 4.0, 4.1, 4.2 and 4.3
 	ci/pyspark_versions.sh

@@ -16,6 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from ci import package_versions
+
 ROOT = Path(__file__).parent.parent
 SPEEDUPS = ROOT / "aqueduct" / "_speedups"
 PAGE_LIMIT = 900
@@ -38,8 +40,44 @@ def tracked(*suffixes: str) -> list[Path]:
 # Metadata
 
 
-def test_what_is_overridden_is_pinned(project: dict) -> None:
-    assert "aioquic==1.7.2" in project["project"]["dependencies"]
+def test_the_versions_to_test_are_those_that_are_allowed() -> None:
+    listing = """aioquic (1.7.2)
+Available versions: 1.9.0, 1.8.0, 1.7.10, 1.7.2, 1.7.1, 1.7.0, 1.6.1
+  INSTALLED: 1.7.2
+  LATEST:    1.9.0
+"""
+    wanted = package_versions.requirement("aioquic")
+    assert package_versions.allowed(wanted, listing) == ["1.7.0", "1.7.1", "1.7.2", "1.7.10"]
+    with pytest.raises(LookupError, match="no versions of aioquic: 'nothing'"):
+        package_versions.allowed(wanted, "nothing")
+    with pytest.raises(LookupError, match="no dependency pigeon"):
+        package_versions.requirement("pigeon")
+
+
+def test_the_lowest_versions_are_those_of_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = package_versions.lowest()
+    assert "aioquic==1.7" in lines
+    assert "pyspark[connect]==4.0" in lines
+    assert 'nest-asyncio==1.6; python_version < "3.14"' in lines
+    assert len({Requirement(line).name for line in lines}) == len(lines) > 25
+    monkeypatch.setattr(package_versions, "ROOT", tmp_path)
+    for dependency in ("pigeon", "pigeon<2", "pigeon>=1,>=2"):
+        (tmp_path / "pyproject.toml").write_text(
+            f'''
+            [build-system]
+            requires = ["setuptools>=77"]
+            [project]
+            name = "ours"
+            dependencies = ["{dependency}"]
+            [project.optional-dependencies]
+            all = ["ours[few]"]
+            few = ["setuptools>=77"]
+            '''
+        )
+        with pytest.raises(ValueError, match="not one lower bound, and the same everywhere: pig"):
+            package_versions.lowest()
 
 
 def test_constraints_are_within_the_bounds(project: dict) -> None:
