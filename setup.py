@@ -18,6 +18,9 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+sys.path.insert(0, str(Path(__file__).parent))  # a build of PEP 517 does not look there
+from ci.long_description import long_description
+
 DEBUG = os.environ.get("AQUEDUCT_DEBUG") == "1"
 PGO = os.environ.get("AQUEDUCT_PGO") == "1" and not DEBUG
 ROOT = Path(__file__).parent
@@ -123,6 +126,8 @@ extensions = [
 ]
 
 setup(
+    long_description=long_description(ROOT),
+    long_description_content_type="text/markdown",
     # One compiler for each processor, whoever asks for the build.
     options={"build_ext": {"parallel": os.cpu_count() or 1}},
     cmdclass={"build_ext": Build},
