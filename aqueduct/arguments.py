@@ -24,7 +24,7 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar, cast
@@ -50,6 +50,7 @@ __all__ = [
     "choice",
     "duration",
     "flag",
+    "kind_of",
     "read_arguments",
     "signature_of",
     "size",
@@ -250,6 +251,10 @@ def _words_or_none(given: Any) -> tuple[str, ...]:
     return () if isinstance(given, list | tuple) and not given else words(given)
 
 
+def _text_or_texts(given: Any) -> tuple[str, ...]:
+    return (text(given),) if isinstance(given, str) else tuple(text(each) for each in given)
+
+
 def _bool(given: Any) -> bool:
     if not isinstance(given, bool):
         raise TypeError
@@ -320,6 +325,12 @@ def _endpoint(given: Any) -> str:
     if len(any_text(given).encode()) > _ENDPOINT:
         raise ValueError
     return str(given)
+
+
+def _path(given: Any) -> Any:
+    if not isinstance(os.fspath(given), str) or not os.fspath(given):
+        raise ValueError
+    return given
 
 
 def _file(given: Any) -> Any:
@@ -468,6 +479,8 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "flag": Kind("True or False", _bool),
         "text": Kind("text", any_text),
         "web origin": Kind("an origin, such as https://example.org", web_origin),
+        "web origins": Kind("a list of origins, such as https://example.org", _origins),
+        "addresses": Kind("a list of addresses such as aqueduct://HOST:PORT", _text_or_texts),
         "words": Kind("a tuple of text, or text with commas", _words_or_none),
         "file": Kind("the path of a PEM file, or PEM text as bytes", _file),
         "function": Kind("a function", _callable),
@@ -488,6 +501,8 @@ FIELDS: Final[Mapping[str, str]] = MappingProxyType(
         "Pem": "file",
         "str | None": "text",
         "tuple[str, ...]": "words",
+        "Addresses": "addresses",
+        "Origins": "web origins",
         "int | str": "datagram",
     }
 )
@@ -604,6 +619,8 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
         ),
         "idempotent": KINDS["flag"],
         "drain": KINDS["duration or zero"],
+        "environment": KINDS["flag"],
+        "settings": Kind("the path of a TOML file", _path),
         "time_to_live": KINDS["duration"],
         # Tests.
         "after": KINDS["size"],
@@ -718,18 +735,28 @@ def read_arguments(where: str, **given: Any) -> dict[str, Any]:
     return given
 
 
-def check_fields(settings: Any, *, zero_allowed: Iterable[str] = ()) -> None:
+def check_fields(settings: Any) -> None:
     """Reads the fields of a frozen dataclass in place, by ``FIELDS``. Raises ConfigError."""
-    zero = frozenset(zero_allowed)
     for entry in fields(settings):
-        given, annotation = getattr(settings, entry.name), str(entry.type)
-        name = FIELDS.get(annotation) or FIELDS.get(annotation.removesuffix(" | None"))
-        if name is None or (given is None and annotation.endswith("| None")):
+        given = getattr(settings, entry.name)
+        kind = kind_of(type(settings), entry)
+        if kind is None or (given is None and str(entry.type).endswith("| None")):
             continue
-        kind = KINDS[f"{name} or zero" if entry.name in zero else name]
-        kind = replace(kind, secret=not entry.repr)
         value = kind.value(given, f"{type(settings).__name__}.{entry.name}")
         object.__setattr__(settings, entry.name, value)
+
+
+def kind_of(owner: type, entry: Field[Any]) -> Kind | None:
+    """What a field of a dataclass must be, by ``FIELDS``; None: they do not say.
+
+    ``owner.zero_allowed`` has the names of those that may be 0.
+    """
+    annotation = str(entry.type)
+    name = FIELDS.get(annotation) or FIELDS.get(annotation.removesuffix(" | None"))
+    if name is None:
+        return None
+    zero = entry.name in getattr(owner, "zero_allowed", ())
+    return replace(KINDS[f"{name} or zero" if zero else name], secret=not entry.repr)
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:

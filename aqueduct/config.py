@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, SupportsIndex, TypeAlias
+from typing import Any, ClassVar, Final, SupportsIndex, TypeAlias
 
 from aqueduct.arguments import Kind, an_instance, check_fields
 from aqueduct.errors import ConfigError
@@ -227,8 +227,10 @@ class Flow:
     control_share: Share = 0.25
     """The share of openable streams that only control streams may use."""
 
+    zero_allowed: ClassVar[tuple[str, ...]] = ("process_receive_budget", "process_send_budget")
+
     def __post_init__(self) -> None:
-        check_fields(self, zero_allowed=("process_receive_budget", "process_send_budget"))
+        check_fields(self)
         if self.control_share >= 1:
             raise ConfigError(
                 f"Flow.control_share is {self.control_share!r}; it must be below 1, "
@@ -294,9 +296,15 @@ class Timing:
     stop_timeout: Seconds = 5.0
     """For all ``on_stop`` functions together. They have a quarter of ``drain_timeout`` at most."""
 
+    zero_allowed: ClassVar[tuple[str, ...]] = (
+        "ack_delay",
+        "close_linger",
+        "drain_timeout",
+        "handshake_silence",
+    )
+
     def __post_init__(self) -> None:
-        zero_allowed = ("ack_delay", "close_linger", "drain_timeout", "handshake_silence")
-        check_fields(self, zero_allowed=zero_allowed)
+        check_fields(self)
         if self.ack_delay > 1.0:
             raise ConfigError(f"Timing.ack_delay is {self.ack_delay!r} s; at most 1 s (AQ-R33)")
         if self.ping_interval >= self.idle_timeout:
@@ -451,8 +459,10 @@ class Relink:
     redial_most: Seconds = 10.0
     """The longest delay between two attempts."""
 
+    zero_allowed: ClassVar[tuple[str, ...]] = ("ack_delay", "keep", "links_bytes")
+
     def __post_init__(self) -> None:
-        check_fields(self, zero_allowed=("ack_delay", "keep", "links_bytes"))
+        check_fields(self)
         if self.ping_interval >= self.silence:
             raise ConfigError(
                 f"Relink.ping_interval ({self.ping_interval!r} s) must be below Relink.silence "
@@ -589,10 +599,15 @@ class ByteStream:
     call, before it sleeps; 0: it sleeps at once. It takes processor time that nobody else wants,
     where answers and calls came in time of late, and makes up for more than it lasts."""
 
+    zero_allowed: ClassVar[tuple[str, ...]] = (
+        "keepalive",
+        "poll",
+        "shared_memory",
+        "shared_memory_after",
+    )
+
     def __post_init__(self) -> None:
-        check_fields(
-            self, zero_allowed=("keepalive", "poll", "shared_memory", "shared_memory_after")
-        )
+        check_fields(self)
         _require_at_most(self, GiB, "notsent_lowat", "unix_buffer")
         if self.backlog > _BACKLOG:
             raise ConfigError(
@@ -667,8 +682,10 @@ class Calls:
     the event loop. 0: one for each processor, from 2 to 8. Work above that waits for its turn. The
     largest value of the process's clients and services holds for all of them."""
 
+    zero_allowed: ClassVar[tuple[str, ...]] = ("queue", "small_bytes", "work_threads")
+
     def __post_init__(self) -> None:
-        check_fields(self, zero_allowed=("queue", "small_bytes", "work_threads"))
+        check_fields(self)
         for name in self.compressions:
             if name not in COMPRESSIONS:
                 raise ConfigError(

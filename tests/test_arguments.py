@@ -282,7 +282,10 @@ UNCHECKED = {
         *("max_concurrency", "queue", "batch", "numpy"),
     },
     "Service.sink": {"name", "sink", "schema"},
-    "Service.table": {"name", "table", "schema", "splits", "filters", "max_calls"},
+    "Service.table": {
+        *("name", "table", "schema", "splits", "filters"),
+        *("max_calls", "max_concurrency", "queue"),
+    },
     "Service": {"name"},
     # The small calls are looked at when the first of a kind is made, by ``read_arguments``.
     **dict.fromkeys(("Client.call", "Client.call_table", "SyncClient.call"), None),

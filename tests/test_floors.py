@@ -28,6 +28,7 @@ FLOORS: tuple[dict[str, str], ...] = (
             "escaping",
             "forks",
             "origins",
+            "settings",
         )
     },
     {"aqueduct._speedups": "", "aqueduct._speedups.base": ""},

@@ -23,6 +23,7 @@ from aqueduct.arrow.ipc import (
 )
 from aqueduct.arrow.layout import BufferLayout, plan, quick_plan
 from aqueduct.arrow.schema import check, equal_schemas
+from aqueduct.arrow.sizes import batch_bytes
 from aqueduct.errors import LocalProtocolError, SchemaMismatch
 
 __all__ = ["Encoded", "Encoder", "Part"]
@@ -91,7 +92,7 @@ class Encoder(BatchEncoder):
             return self.lengthy or batch.num_rows > LONG_ROWS
         most = LONG_PACKED if compression else LONG_BYTES
         # The first test is quicker; for a slice it counts the whole.
-        return bool(batch.get_total_buffer_size() >= most and batch.nbytes >= most)
+        return bool(batch.get_total_buffer_size() >= most and batch_bytes(batch) >= most)
 
     @property
     def independent(self) -> bool:

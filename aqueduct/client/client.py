@@ -23,6 +23,7 @@ from aqueduct._speedups.calls.batch_sender import InFlightWindow
 from aqueduct.arguments import Duration, Size, checked, read_arguments
 from aqueduct.arrow.capsules import has_batch
 from aqueduct.arrow.encode import LONG_BYTES
+from aqueduct.arrow.sizes import batch_bytes
 from aqueduct.carriers.certificates import ClientTls
 from aqueduct.client.balanced_spec import BalancedSpec
 from aqueduct.client.balanced_stream import BalancedStream
@@ -60,7 +61,7 @@ from aqueduct.client.options import (
 from aqueduct.client.retry import may_pass
 from aqueduct.client.stream import Stream
 from aqueduct.client.stream_input import batch_apart
-from aqueduct.client.unary import one_batch
+from aqueduct.client.unary import in_schema, one_batch
 from aqueduct.client.writer import OnAck, Token, Writer
 from aqueduct.closing import AsyncClosing
 from aqueduct.endpoint import Connection
@@ -242,7 +243,8 @@ class Client(AsyncClosing):
     ) -> pa.RecordBatch:
         """Calls an exchange handler with one batch and returns its answer, as one batch.
 
-        ``batch`` may be a table of another library; its batches are joined.
+        ``batch`` may be a table of another library; its batches are joined. Its columns get the
+        layout of ``schema``, if that is given.
         The quickest way to ask something small: one message there and one back, where an exchange
         opens channels. A handler that answers with several batches has them put together
         (``call_table`` does not copy them); one without any gives a batch without rows. Batches,
@@ -251,10 +253,10 @@ class Client(AsyncClosing):
         The arguments are those of ``exchange``. A call whose task is cancelled is abandoned: the
         handler is told to stop. Raises how the call failed.
         """
-        if not isinstance(batch, pa.RecordBatch) and has_batch(batch):
-            batch = await batch_apart(batch, where=f"the input of handler {handler!r}")
+        if "schema" in options or not isinstance(batch, pa.RecordBatch):
+            batch = await self._input(handler, batch, options.pop("schema", None))
         schema, batches = await self._ask(handler, batch, options)
-        if len(batches) > 1 and sum(each.nbytes for each in batches) >= LONG_BYTES:
+        if len(batches) > 1 and sum(map(batch_bytes, batches)) >= LONG_BYTES:
             return await apart(one_batch, schema, batches)
         return one_batch(schema, batches)
 
@@ -263,8 +265,8 @@ class Client(AsyncClosing):
         self, handler: str, batch: OneBatch, **options: Unpack[UnaryOptions]
     ) -> pa.Table:
         """``call`` with all answers as a Table: each batch as it came, none or many."""
-        if not isinstance(batch, pa.RecordBatch) and has_batch(batch):
-            batch = await batch_apart(batch, where=f"the input of handler {handler!r}")
+        if "schema" in options or not isinstance(batch, pa.RecordBatch):
+            batch = await self._input(handler, batch, options.pop("schema", None))
         schema, batches = await self._ask(handler, batch, options)
         return pa.Table.from_batches(batches, schema)
 
@@ -472,6 +474,15 @@ class Client(AsyncClosing):
             return balancer
 
         return PreparedWork(spec, make, batches, read, seen)
+
+    async def _input(
+        self, handler: str, batch: OneBatch, schema: pa.Schema | None
+    ) -> pa.RecordBatch:
+        """The batch of a call."""
+        foreign = not isinstance(batch, pa.RecordBatch) and has_batch(batch)
+        if foreign:
+            batch = await batch_apart(batch, where=f"the input of handler {handler!r}")
+        return in_schema(batch, schema, foreign=foreign, handler=handler)
 
     def _ask(
         self, handler: str, batch: pa.RecordBatch, options: UnaryOptions

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from aqueduct.arrow.sizes import batch_bytes
 from aqueduct.client.balanced_spec import BalancedSpec, BatchAnswer
 from aqueduct.client.balancer import Balancer, NextStep
 from aqueduct.client.endpoint_set import EndpointSet
@@ -305,4 +306,4 @@ async def _anext(iterator: Any) -> Any:
 
 
 def _size_of(answer: BatchAnswer) -> int:
-    return 0 if answer.batch is None else answer.batch.nbytes
+    return 0 if answer.batch is None else batch_bytes(answer.batch)

@@ -58,6 +58,7 @@ class WorkOptions(TypedDict, total=False):
 class UnaryOptions(WorkOptions, total=False):
     """Of a call of one batch."""
 
+    schema: pa.Schema | None
     output_schema: pa.Schema | None
     deadline: Duration | None
     retries: int | None

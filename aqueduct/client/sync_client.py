@@ -63,7 +63,7 @@ from aqueduct.client.sync_stream import SyncStream
 from aqueduct.client.sync_writer import SyncWriter
 from aqueduct.client.thread_balancer import ThreadBalancer
 from aqueduct.client.thread_call import News, ThreadCall
-from aqueduct.client.unary import UnaryCallers, one_batch, trace_headers
+from aqueduct.client.unary import UnaryCallers, in_schema, one_batch, trace_headers
 from aqueduct.client.unary_stub import StubCall
 from aqueduct.client.write_segments import Ack
 from aqueduct.client.writer import Token
@@ -301,8 +301,12 @@ class SyncClient:
         options: UnaryOptions,
         on_end: OnEnd | None = None,
     ) -> tuple[pa.Schema, Sequence[pa.RecordBatch]]:
-        if not isinstance(batch, pa.RecordBatch) and has_batch(batch):
-            batch = as_batch(batch, where=f"the input of handler {handler!r}")
+        if "schema" in options or not isinstance(batch, pa.RecordBatch):
+            foreign = not isinstance(batch, pa.RecordBatch) and has_batch(batch)
+            if foreign:
+                batch = as_batch(batch, where=f"the input of handler {handler!r}")
+            schema = options.pop("schema", None)
+            batch = in_schema(batch, schema, foreign=foreign, handler=handler)
         single = self._endpoints.single
         link = None if single is None else single.link
         # It is made often, so the usual way has few steps.

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from aqueduct.arguments import Duration, read_arguments, unexpected
+from aqueduct.arrow.capsules import fitted
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoded, Encoder
-from aqueduct.arrow.ipc import LONG_SCHEMA
+from aqueduct.arrow.ipc import LONG_SCHEMA, adopt
 from aqueduct.arrow.joining import joined as joined_batches
-from aqueduct.arrow.schema import check_expected
+from aqueduct.arrow.schema import check, check_expected
 from aqueduct.client.call import expired, given_up
 from aqueduct.client.options import CallOptions, UnaryOptions, joined
 from aqueduct.endpoint import Connection, Message, PendingReply
@@ -48,6 +49,7 @@ __all__ = [
     "UnaryCaller",
     "UnaryCallers",
     "UnaryResult",
+    "in_schema",
     "one_batch",
     "same_schema",
     "trace_headers",
@@ -490,6 +492,25 @@ def same_schema(one: pa.Schema | None, other: pa.Schema | None) -> bool:
     if one is None or other is None:
         return one is other
     return one is other or one.equals(other, check_metadata=True)
+
+
+def in_schema(
+    batch: pa.RecordBatch, schema: pa.Schema | None, *, foreign: bool, handler: str
+) -> pa.RecordBatch:
+    """The batch of a call in the schema that the call was told, as an exchange sends it.
+
+    ``foreign``: whether it is of another library, whose layout may differ. Raises SchemaMismatch,
+    and WrongType for a schema that is none.
+    """
+    read_arguments("call", schema=schema)
+    if schema is None or not isinstance(batch, pa.RecordBatch):
+        return batch
+    if foreign:
+        batch = fitted(batch, schema)
+    if batch.schema.equals(schema, check_metadata=True):
+        return batch
+    check(schema, batch.schema, where=f"the input of handler {handler!r}", handler=handler)
+    return adopt(batch, schema)
 
 
 def one_batch(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from aqueduct.arrow.sizes import batch_bytes
 from aqueduct.rpc.deadline import Wakeup
 from aqueduct.rpc.sink_commit import PreparedAttempt
 
@@ -172,4 +173,4 @@ class Segment:
 
 def size_of(batches: list[pa.RecordBatch]) -> int:
     """Bytes that are kept for them."""
-    return sum(batch.nbytes + _HEAD for batch in batches)
+    return sum(batch_bytes(batch) + _HEAD for batch in batches)

@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from aqueduct.arrow.capsules import has_batch, whole
 from aqueduct.arrow.schema import check
+from aqueduct.arrow.sizes import batch_bytes
 from aqueduct.client.options import ExchangeOptions, UnaryOptions
 from aqueduct.client.retry import Backoff, may_pass, with_note
 from aqueduct.client.stream import Stream
@@ -259,9 +260,9 @@ class Writer:
         for each in batches:
             assert schema is not None
             check(schema, each.schema, where=f"the input of {self._where}", handler=self.sink)
-            if each.nbytes > limit:
+            if (nbytes := batch_bytes(each)) > limit:
                 raise BatchTooLarge(
-                    f"a batch of {each.nbytes} bytes is above the limit of {limit} "
+                    f"a batch of {nbytes} bytes is above the limit of {limit} "
                     "(Calls.batch_limit); write fewer rows at a time",
                     handler=self.sink,
                 )

@@ -10,6 +10,7 @@ import pyarrow as pa
 from aqueduct.arrow.encode import Encoded
 from aqueduct.arrow.json_rows import decode_rows, encode_rows, most_values
 from aqueduct.arrow.schema import check, equal_schemas
+from aqueduct.arrow.sizes import batch_bytes
 from aqueduct.config import DEFAULT
 from aqueduct.errors import LocalProtocolError
 
@@ -39,7 +40,7 @@ class JsonEncoder:
         if not isinstance(batch, pa.RecordBatch):
             return False
         values = batch.num_rows * max(1, batch.num_columns)  # a run of many has few bytes
-        return bool(values >= _MANY or batch.nbytes >= _LONG)
+        return bool(values >= _MANY or batch_bytes(batch) >= _LONG)
 
     def encode(self, batch: pa.RecordBatch) -> Encoded:
         """The rows. Raises SchemaMismatch, and LocalProtocolError for what has no form in JSON."""

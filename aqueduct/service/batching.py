@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -46,8 +46,10 @@ class Batching:
     """Whether, after an error, the batches of each call are tried alone, so that others do not
     fail. The handler sees those rows again."""
 
+    zero_allowed: ClassVar[tuple[str, ...]] = ("wait",)
+
     def __post_init__(self) -> None:
-        check_fields(self, zero_allowed=("wait",))
+        check_fields(self)
 
 
 class CallRows(NamedTuple):
@@ -71,7 +73,7 @@ class QueuedBatch:
         self.batch = batch
         self.lease = lease
         self.size = batch.get_total_buffer_size()
-        """Bytes: what a payload unpacks to. ``nbytes`` crashes for some unions that come by IPC."""
+        """Bytes: what a payload unpacks to."""
 
 
 class BatchFilter:

@@ -14,6 +14,7 @@ from aqueduct._speedups.calls.batch_receiver import InputReceiver
 from aqueduct.arrow.capsules import fitted
 from aqueduct.arrow.compression import compress
 from aqueduct.arrow.encode import Encoded
+from aqueduct.arrow.sizes import batch_bytes
 from aqueduct.endpoint.accounts import LARGE, Reservation
 from aqueduct.errors import AqueductError, BatchTooLarge
 from aqueduct.escaping import logger_of
@@ -223,7 +224,7 @@ class CallOutput:
             self.batches.rows_out += batch.num_rows
             return compress(encoded, self.compression) if self.compression else encoded
         except MemoryError as error:
-            raise no_memory(call, error, f"an answer of {batch.nbytes} bytes") from None
+            raise no_memory(call, error, f"an answer of {batch_bytes(batch)} bytes") from None
 
     def _batch_of(self, made: Any) -> pa.RecordBatch:
         """Another library's table as one batch."""

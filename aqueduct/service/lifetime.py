@@ -63,7 +63,7 @@ class Lifetime:
     def __init__(self, name: str, timing: Timing, service: object) -> None:
         """``service`` of this ``name`` is the argument of the functions that take one."""
         self._name = name
-        self._timing = timing
+        self.timing = timing
         self._service = service
         self._starts: list[_Step] = []
         self._stops: list[_Step] = []
@@ -94,7 +94,7 @@ class Lifetime:
         """Of the seconds of a drain, those that are kept for ``on_stop`` functions."""
         if not self._stops:
             return 0.0
-        return min(self._timing.stop_timeout, max(drain * _SHARE, LEAST))
+        return min(self.timing.stop_timeout, max(drain * _SHARE, LEAST))
 
     async def begin(self) -> None:
         """A serving begins. Raises StartFailed."""
@@ -166,7 +166,7 @@ class Lifetime:
         mine.set_result(None)
 
     async def _start(self) -> None:
-        seconds = self._timing.start_timeout
+        seconds = self.timing.start_timeout
         where = f"of the service {self._name!r}"
         done = 0
         limit = asyncio.timeout(seconds)
@@ -185,7 +185,7 @@ class Lifetime:
         finally:
             if done < len(self._starts):
                 stops = [step for step in self._stops if step.after <= done and done]
-                await self._stop(stops, self._timing.stop_timeout)
+                await self._stop(stops, self.timing.stop_timeout)
 
     async def _stop(self, steps: list[_Step], seconds: float) -> None:
         """Runs all of them, the last one first, whatever befalls the others.

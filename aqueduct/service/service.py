@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -69,11 +70,13 @@ from aqueduct.service.handlers import (
 )
 from aqueduct.service.lifetime import Lifetime, unless
 from aqueduct.service.namespace import Namespace
+from aqueduct.service.operated import as_operated
 from aqueduct.service.server import COUNTERS, Authorize, RunningService
 from aqueduct.service.signals import Holders, ProcessDeadline, ServiceSignals, say, tell
 from aqueduct.service.sinks import Sink
 from aqueduct.service.tables import Filters, Table, TableSchema, make_table
 from aqueduct.service.telemetry import CounterObserver, Observer
+from aqueduct.settings.places import read_settings
 
 __all__ = ["Service", "serve_until_signal"]
 
@@ -327,6 +330,8 @@ class Service:
         splits: Any = None,
         filters: Filters = None,
         max_calls: int | None = None,
+        max_concurrency: int | None = None,
+        queue: int | None = None,
         description: str = "",
     ) -> Callable[[Function], Function]: ...
 
@@ -340,6 +345,8 @@ class Service:
         splits: Any = None,
         filters: Filters = None,
         max_calls: int | None = None,
+        max_concurrency: int | None = None,
+        queue: int | None = None,
         description: str = "",
     ) -> Declared: ...
 
@@ -353,6 +360,8 @@ class Service:
         splits: Any = None,
         filters: Filters = None,
         max_calls: int | None = None,
+        max_concurrency: int | None = None,
+        queue: int | None = None,
         description: str = "",
     ) -> Any:
         """Registers a table, which is read in parts: the decorated generator, or ``table``.
@@ -370,6 +379,8 @@ class Service:
           says of each ``Filter`` whether the table takes it (True, "partly", False), and the
           table applies it. Without it none is.
         - ``max_calls``: splits read, and questions answered, at once; more get ``busy``.
+        - ``max_concurrency``: splits read at once; others wait for their turn, as many as ``queue``
+          says. See ``handler``.
         - ``description``: for ``describe``; by default the first paragraph of the docstring.
 
         The calls are to the handlers ``aqueduct.table.plan.NAME`` and ``aqueduct.table.read.NAME``,
@@ -388,6 +399,8 @@ class Service:
                 filters=filters,
                 limits=self.config.tables,
                 max_calls=max_calls,
+                max_concurrency=max_concurrency,
+                queue=queue,
                 description=description,
             )
             self._tables[called] = made
@@ -429,6 +442,26 @@ class Service:
         """
         self._lifetime.on_stop(function)
         return function
+
+    @checked()
+    def configure(self, config: Config) -> None:
+        """Gives the service other settings in place of its ``config``.
+
+        They hold for everything that is registered, and for what will be. Raises
+        LocalProtocolError while it is served.
+        """
+        with self._lock:
+            if self._servings:
+                raise LocalProtocolError(
+                    f"the service {self.name!r} is served, and its settings are in use; configure "
+                    "it before serving or run"
+                )
+        self.config = config
+        self._lifetime.timing = config.timing
+        for sink in self._sinks.values():
+            sink.configure(config.sinks)
+        for table in self._tables.values():
+            table.limits = config.tables
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -561,13 +594,20 @@ class Service:
         tls: ServerTls | None = None,
         origins: Sequence[str] = (),
         drain: float | None = None,
+        environment: bool = True,
+        settings: str | PathLike[str] | None = None,
     ) -> None:
         """Serves until SIGINT or SIGTERM, then drains and returns.
 
         Prints the addresses, one to a line. A second signal ends the drain: calls that are open
         then fail. SIGUSR1 writes the state of the service to standard error, as a line of JSON.
-        For programs that have nothing else to do; see ``serving`` for the arguments and for all
-        others.
+        For programs that have nothing else to do; see ``serving`` for the other arguments and for
+        all other programs.
+
+        - ``environment``: what ``AQUEDUCT_*`` variables say counts more than the arguments and
+          ``config``. False: no variable is read.
+        - ``settings``: a TOML file, below the variables and above the arguments; None: the one that
+          ``AQUEDUCT_CONFIG`` names.
 
         A handler may block the event loop, or its threads and processes may go on. Then the process
         ends with status 1, ``drain`` seconds (None: Timing.drain_timeout) after the signal. Raises
@@ -578,22 +618,26 @@ class Service:
                 "Service.run runs an event loop of its own, and one runs in this thread already, "
                 "as in a notebook or a coroutine; there, use: async with service.serving(...)"
             )
+        operator = read_settings(environment=os.environ if environment else {}, file=settings)
+        given = {
+            "certificate": certificate,
+            "key": key,
+            "key_password": key_password,
+            "dev_certificate": dev_certificate,
+            "client_ca": client_ca,
+            "tls": tls,
+            "origins": origins,
+        }
+        places, options = as_operated(operator, addresses, given)
+        if (config := operator.config(self.config)) is not self.config:
+            self.configure(config)
+        if operator.value("timing.drain_timeout") is not None:
+            drain = None
         holders, deadline = Holders(), ProcessDeadline()
         try:
             asyncio.run(
                 serve_until_signal(
-                    self,
-                    addresses,
-                    drain=drain,
-                    deadline=deadline,
-                    quiet=True,
-                    certificate=certificate,
-                    key=key,
-                    key_password=key_password,
-                    dev_certificate=dev_certificate,
-                    client_ca=client_ca,
-                    tls=tls,
-                    origins=origins,
+                    self, places, drain=drain, deadline=deadline, quiet=True, **options
                 )
             )
         finally:

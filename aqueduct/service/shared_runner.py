@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -34,6 +35,9 @@ log = logger_of(__name__)
 _Parts: TypeAlias = "list[tuple[Line[QueuedBatch], QueuedBatch]]"
 _Outcome: TypeAlias = "tuple[Any, BaseException | None]"
 """An answer, or what the handler raised."""
+
+_CALLS_A_TURN: Final = 8
+"""Calls of a run that get their answers in one turn of the event loop."""
 
 
 class ThreadHost(Protocol):
@@ -352,10 +356,17 @@ class SharedRunner:
         if following is not None:
             self._runs.add(following)
         outcomes, run.outcomes = run.outcomes, []
-        for (line, work), outcome in zip(run.parts, outcomes, strict=True):
+        self._hand_over(deque(zip(run.parts, outcomes, strict=True)))
+        self._room.begin()
+
+    def _hand_over(self, ended: deque[tuple[tuple[Line[QueuedBatch], QueuedBatch], Any]]) -> None:
+        """Some calls in each turn of the loop: their answers leave while others are encoded."""
+        for _ in range(min(_CALLS_A_TURN, len(ended))):
+            (line, work), outcome = ended.popleft()
             if line.owner.deliver is not None:
                 line.owner.deliver(work.number, *(outcome or (None, asyncio.CancelledError())))
-        self._room.begin()
+        if ended:
+            self._room.loop.call_soon(self._hand_over, ended)
 
     def _done(self, run: _Run, task: object = None) -> None:
         """A run on the loop has ended."""

@@ -67,7 +67,7 @@ class Attempts:
 
     def __init__(self, sink: str, limit: int) -> None:
         self._sink = sink
-        self._limit = limit
+        self.limit = limit
         self._writes: dict[str, _KnownWrite] = {}
         self._count = 0
         self._ended: OrderedDict[tuple[str, str], str] = OrderedDict()
@@ -86,7 +86,7 @@ class Attempts:
             why = why or self._lost(attempt.write_key, attempt.execution)
             if why:
                 raise Refused(f"{attempt} comes too late: {why}")
-            if self._count >= self._limit:
+            if self._count >= self.limit:
                 raise Busy(
                     f"the sink {self._sink!r} has {self._count} attempts that are open, or "
                     "prepared and not committed, which is the limit (Sinks.attempts)"

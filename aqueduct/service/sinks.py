@@ -139,20 +139,27 @@ class Sink:
         for method, arguments in _CALLED_WITH.items():
             given = (*arguments, "note") if keeps_notes and method == "commit" else arguments
             _check_method(where, sink, method, given, optional=method in _OPTIONAL)
-        seconds = limits.time_to_live if time_to_live is None else time_to_live
-        if not seconds > 0:
-            raise ConfigError(f"{where}: time_to_live is {seconds!r}; it must be above zero")
+        if time_to_live is not None and not time_to_live > 0:
+            raise ConfigError(f"{where}: time_to_live is {time_to_live!r}; it must be above zero")
         self.name = name
         self.sink = sink
         self.schema = schema
         self.limits = limits
-        self.time_to_live = seconds
+        self.time_to_live = limits.time_to_live if time_to_live is None else time_to_live
+        self._own_time = time_to_live is not None
         self.description = description or (inspect.getdoc(sink) or "").partition("\n\n")[0].strip()
         self.attempts = Attempts(name, limits.attempts)
         self._keeps_notes = keeps_notes
         self._turns = KeyedLock()
         self._pool = ThreadPool(f"aqueduct-sink-{name}")
         self._settling: set[asyncio.Task[Any]] = set()
+
+    def configure(self, limits: Sinks) -> None:
+        """Gives it other limits, before it is served."""
+        self.limits = limits
+        self.attempts.limit = limits.attempts
+        if not self._own_time:
+            self.time_to_live = limits.time_to_live
 
     def handlers(self) -> list[Handler]:
         """What the service answers for this sink."""

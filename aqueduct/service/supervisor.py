@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from aqueduct.address import Address
     from aqueduct.carriers.certificates import ServerTls
     from aqueduct.carriers.contract import Bound
+    from aqueduct.settings.in_force import ServiceSettings
 
 __all__ = ["Restarts", "Supervisor"]
 
@@ -93,10 +94,12 @@ class Supervisor:
         restarts: Restarts | None = None,
         drain: float | None = None,
         origins: Sequence[str] = (),
+        settings: ServiceSettings | None = None,
     ) -> None:
         """``drain``: seconds that the end may take; None: what the service's settings say.
 
-        ``origins``: see ``Service.serving``.
+        ``origins``: see ``Service.serving``. ``settings``: what the operator has set; each worker
+        serves with it.
         """
         self._service = service
         self._addresses = addresses
@@ -105,6 +108,7 @@ class Supervisor:
         self._restarts = restarts or Restarts()
         self._drain = drain
         self._origins = list(origins)
+        self._settings = {} if settings is None else settings.to_json()
         self._deadline = ProcessDeadline(self._kill)
         self._deaths: deque[float] = deque()
         self._places: list[list[Bound]] = []
@@ -178,6 +182,7 @@ class Supervisor:
             "tls": tls_to_json(self._tls),
             "drain": self._drain,
             "origins": self._origins,
+            "settings": self._settings,
         }
 
     def _siblings(self, place: int, address: Address) -> list[str]:

@@ -129,9 +129,9 @@ class Request:
         return all_of(self.filters, self.schema)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Table:
-    """One registered table."""
+    """One registered table. Its limits alone may change, before it is served."""
 
     name: str
     schema: TableSchema
@@ -298,6 +298,8 @@ def make_table(
     filters: Any,
     limits: Tables,
     max_calls: int | None,
+    max_concurrency: int | None,
+    queue: int | None,
     description: str,
 ) -> tuple[Table, tuple[Handler, ...]]:
     """Checks what a user registers, and makes its handlers. Raises ConfigError.
@@ -350,6 +352,7 @@ def make_table(
     asked = {key: method for key, method in given.items() if key != "read"}
     loop = any(shape_of(method) is HandlerShape.COROUTINE for method in asked.values())
     common: dict[str, Any] = {"idempotent": True, "max_calls": max_calls, "concurrency": 1}
+    reading = {**common, "max_concurrency": max_concurrency, "queue": queue}
     plan = make_handler(
         functools.partial(_plan_on_loop if loop else _plan, table),
         name=PLAN + name,
@@ -367,7 +370,7 @@ def make_table(
         input=None,
         output=table.output,
         description=f"Reads a split of {where}.",
-        **common,
+        **reading,
     )
     rows = make_handler(
         functools.partial(_rows_on_loop if loop or on_loop else _rows, table),
@@ -376,7 +379,7 @@ def make_table(
         input=None,
         output=table.output,
         description=f"Reads all splits of {where}.",
-        **common,
+        **reading,
     )
     return table, (plan, read, rows)
 

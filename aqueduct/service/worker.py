@@ -28,6 +28,7 @@ from aqueduct.forks import own_socket
 from aqueduct.service.lifetime import unless
 from aqueduct.service.loader import load_service
 from aqueduct.service.signals import FORCE_SECONDS, ProcessDeadline, ServiceSignals, end_process
+from aqueduct.settings.in_force import ServiceSettings
 
 if TYPE_CHECKING:
     from aqueduct.carriers.certificates import ServerTls
@@ -83,6 +84,8 @@ class _Worker:
         listener.start()
         try:
             service = load_service(self._name)
+            operator = ServiceSettings.from_json(job["settings"])
+            service.configure(operator.config(service.config))
             tls, drain, origins = tls_from_json(job["tls"]), job["drain"], job["origins"]
             return asyncio.run(self._serve(service, places, tls, drain, origins))
         except Exception as error:

@@ -16,6 +16,8 @@ RUN_SECONDS: Final = 0.005
 ROW_SECONDS: Final = 2e-6
 ROWS: Final = 8
 """Of one call."""
+WAIT_SECONDS: Final = 0.02
+"""For others to join a run. Without a wait its runs are of few calls: half the rows a second."""
 MOST: Final = 4096 // ROWS
 """Calls of one run."""
 
@@ -31,10 +33,13 @@ def percentiles(took: list[float], seconds: float) -> dict[str, float]:
 
 
 def deployment(batched: bool) -> Any:
-    """The model, deployed: one replica, one run at a time."""
+    """The model, deployed: one replica, one run at a time.
+
+    More ongoing requests than runs: with one, callers that wait poll the replica.
+    """
     from ray import serve
 
-    @serve.deployment(num_replicas=1, max_ongoing_requests=1024 if batched else 1)
+    @serve.deployment(num_replicas=1, max_ongoing_requests=1024)
     class Model:
         def __init__(self) -> None:
             self.lock = threading.Lock()
@@ -44,7 +49,7 @@ def deployment(batched: bool) -> Any:
                 time.sleep(RUN_SECONDS + ROW_SECONDS * rows)
 
         @serve.batch(  # type: ignore[untyped-decorator]
-            max_batch_size=MOST, batch_wait_timeout_s=0.0, max_concurrent_batches=1
+            max_batch_size=MOST, batch_wait_timeout_s=WAIT_SECONDS, max_concurrent_batches=1
         )
         async def together(self, calls: list[list[int]]) -> list[list[int]]:
             await asyncio.to_thread(self.work, sum(map(len, calls)))

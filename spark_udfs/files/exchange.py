@@ -22,6 +22,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
 
+from aqueduct.arrow.sizes import batch_bytes
 from aqueduct.errors import AqueductError, ConfigError
 from spark_udfs.calls.partition import CallSpec, leased
 from spark_udfs.calls.retry import Tries
@@ -205,13 +206,13 @@ class FileReceipt:
         """Counts a batch that was read."""
         self.rows_in += batch.num_rows
         self.batches_in += 1
-        self.bytes_in += batch.nbytes
+        self.bytes_in += batch_bytes(batch)
 
     def answered(self, batch: pa.RecordBatch) -> None:
         """Counts an answer."""
         self.rows_out += batch.num_rows
         self.batches_out += 1
-        self.bytes_out += batch.nbytes
+        self.bytes_out += batch_bytes(batch)
 
     def to_batch(self) -> pa.RecordBatch:
         """One row of RECEIPT."""

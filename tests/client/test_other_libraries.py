@@ -385,6 +385,37 @@ async def test_a_frame_takes_on_the_layout_that_is_asked_for(
         await client.exchange("echo", frame, schema=other).read_all()
 
 
+async def test_one_batch_takes_on_the_schema_that_is_asked_for(
+    client: Client, syncly: SyncClient
+) -> None:
+    frame = pl.DataFrame({name: TYPES[name] for name in WANTED.names})
+    for found in (
+        await client.call("echo", frame, schema=WANTED),
+        await client.call_table("echo", frame, schema=WANTED),
+        syncly.call("echo", frame, schema=WANTED),
+        syncly.call_table("echo", frame, schema=WANTED, deadline=20),
+    ):
+        assert found.schema == WANTED
+        assert found.to_pylist() == frame.to_dicts()
+    noted = WANTED.with_metadata({"made": "by hand"})
+    batch = pa.record_batch(found.to_batches()[0])
+    assert (await client.call("echo", batch, schema=noted)).schema.metadata == noted.metadata
+    other = pa.schema([WANTED.field(0).with_type(pa.int32()), *list(WANTED)[1:]])
+    for given in (frame, batch):
+        with pytest.raises(SchemaMismatch, match=r"input of handler 'echo'.*'text'"):
+            await client.call("echo", given, schema=other)
+        with pytest.raises(SchemaMismatch, match=r"input of handler 'echo'.*'text'"):
+            syncly.call_table("echo", given, schema=other)
+    large = pa.schema([WANTED.field(0).with_type(pa.large_string()), *list(WANTED)[1:]])
+    with pytest.raises(SchemaMismatch):  # a batch of PyArrow is as its owner made it
+        await client.call("echo", batch, schema=large)
+    for wrong in ("text", {"text": "string"}):
+        with pytest.raises(WrongType, match="schema"):
+            await client.call("echo", frame, schema=wrong)
+        with pytest.raises(WrongType, match="schema"):
+            syncly.call("echo", batch, schema=wrong)
+
+
 # ------------------------------------------------------- threads, and the end of streams
 
 

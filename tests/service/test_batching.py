@@ -96,6 +96,32 @@ class Model:
         return await asyncio.gather(*calls, return_exceptions=True)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_first_answers_of_a_run_leave_while_others_are_encoded(shape):
+    model, loop, answered = Model(shape), asyncio.get_running_loop(), []
+
+    def turn() -> None:
+        answered.append(0)
+        handle[0] = loop.call_soon(turn)
+
+    async with connected(model.service, "memory") as client:
+        call = client.call
+
+        async def counted(*args: Any, **options: Any) -> Any:
+            answer = await call(*args, **options)
+            answered[-1] += 1
+            return answer
+
+        client.call = counted  # type: ignore[method-assign]
+        handle = [loop.call_soon(turn)]
+        await model.together(client, *(numbers(n) for n in range(40)))
+        handle[0].cancel()
+    assert model.runs == [[0], [1] * 40]
+    turns = [count for count in answered if count]
+    assert sum(turns) == 41
+    assert max(turns) <= 9  # eight, and the call that kept the handler busy
+
+
 @pytest.mark.parametrize("carrier", ["memory", "tcp", "quic"])
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_rows_of_many_calls_run_together_and_each_gets_its_own(carrier, shape):

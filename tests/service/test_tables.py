@@ -454,6 +454,35 @@ async def test_limits_and_leave_are_those_of_calls():
         gate.set()
 
 
+async def test_splits_wait_for_their_turn():
+    gate, reading, most = asyncio.Event(), 0, 0
+    service = aqueduct.Service("test")
+
+    @service.table("words", schema=SCHEMA, splits=range(6), max_concurrency=2, queue=3)
+    async def words(split):
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        await gate.wait()
+        reading -= 1
+        yield rows(split, split + 1)
+
+    async def split(number):
+        options: dict[str, Any] = {"headers": {READING: ScanRead(number).encode()}}
+        return [batch async for batch in client.source(READ + "words", **options)]
+
+    async with connected(service) as client:
+        calls = [asyncio.create_task(split(number)) for number in range(5)]
+        await until(lambda: service.counters()["waiting_calls"] == 3)
+        with pytest.raises(Busy, match=r"2 calls running.*max_concurrency.*3 calls waiting"):
+            await split(5)
+        await ask(client, "words", ScanRequest("schema"))  # a question does not wait
+        gate.set()
+        found = await asyncio.gather(*calls)
+    assert [batch["id"].to_pylist() for (batch,) in found] == [[0], [1], [2], [3], [4]]
+    assert most == 2
+
+
 @pytest.mark.requirement("AC-71")
 async def test_tables_are_described(service):
     service.table("log", Log())

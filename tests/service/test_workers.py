@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from queue import Empty, Queue
 
@@ -33,6 +34,7 @@ APP = """
 import asyncio
 import os
 import pathlib
+import time
 
 import pyarrow as pa
 
@@ -65,6 +67,16 @@ async def echo(batches):
 async def die():
     os.abort()
     yield
+
+
+TURNS = pa.schema([("process", pa.int64()), ("begin", pa.float64()), ("end", pa.float64())])
+
+
+@service.handler("turn", input=NUMBERS, output=TURNS, max_concurrency=1)
+def turn(batch):
+    begin = time.monotonic()
+    time.sleep(0.01)
+    return pa.record_batch([[os.getpid()], [begin], [time.monotonic()]], schema=TURNS)
 
 
 @service.handler("block", input=NUMBERS)
@@ -202,6 +214,20 @@ def listen(request, folder: Path) -> tuple[str, ...]:
     address = ADDRESSES[request.param].replace("FOLDER", str(folder))
     secure = request.param in ("quic", "tls")
     return ("--listen", address, *(["--dev-certificate"] if secure else []))
+
+
+async def test_calls_wait_for_their_turn_in_each_worker(folder):
+    with crew(folder, "--listen", "aqueduct+tcp://127.0.0.1:0") as running:
+        clients = (await one_of_each(running.address, 2)).values()
+        calls = [client.call("turn", numbers(0)) for client in clients for _ in range(10)]
+        turns = [answer.to_pylist()[0] for answer in await asyncio.gather(*calls)]
+        for client in clients:
+            await client.close()
+    processes = {turn["process"] for turn in turns}
+    assert len(processes) == 2
+    for process in processes:
+        times = sorted((t["begin"], t["end"]) for t in turns if t["process"] == process)
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(times))
 
 
 async def test_workers_share_one_address_and_are_drained_together(folder: Path, listen):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
@@ -14,7 +15,7 @@ from aqueduct.arrow.ipc import adopt
 from aqueduct.config import Config, Timing
 from aqueduct.errors import ConfigError, SchemaMismatch
 from spark_udfs import exchange, exchange_pandas
-from tests.support.calls import served
+from tests.support.calls import served, until_seen
 
 pytestmark = pytest.mark.spark
 
@@ -68,6 +69,28 @@ def test_a_worker_does_not_walk_what_lives_for_good_after_each_task(spark, addre
     assert again  # 8 tasks, 2 workers
     for pid in again:
         assert max(row.frozen for row in found if row.pid == pid) > 10_000
+
+
+def test_tasks_wait_for_their_turn(spark):
+    service, inside = aqueduct.Service("model"), threading.Semaphore(1)
+    waited = []
+
+    @service.handler("score", max_concurrency=1)
+    def score(batches):
+        assert inside.acquire(blocking=False)
+        try:
+            if not waited:  # both tasks are there: the other one waits
+                until_seen(lambda: service.counters()["waiting_calls"] == 1)
+                waited.append(True)
+            yield from batches
+        finally:
+            inside.release()
+
+    with served(service) as address:
+        frame = spark.range(0, 800, 1, numPartitions=8)
+        call = exchange(address, "score", schema="id long", retries=0)
+        assert frame.mapInArrow(call, "id long").count() == 800
+    assert service.counters()["calls"] == 8
 
 
 def test_empty_partitions_and_frames_work(spark, address, service):

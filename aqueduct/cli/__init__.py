@@ -1,0 +1,69 @@
+"""The ``aqueduct`` command: serve a service, call one, look at one, dissect bytes.
+
+Every failure is one line on standard error, and an exit status that docs/guides/command-line.md
+lists. ``--debug``, or ``AQUEDUCT_DEBUG=1``, adds the traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from importlib.metadata import PackageNotFoundError, version
+
+from aqueduct.cli import completion, describe, ping, serve, token, wire
+from aqueduct.cli.common import CALL_FAILED, FAILED, CommandFailed, CommandParser, Terminated
+from aqueduct.errors import AqueductError, CallError
+from aqueduct.escaping import escape_lines, one_line
+from aqueduct.service.signals import tell
+
+__all__ = ["main"]
+
+COMMANDS = (serve, describe, ping, token, wire, completion)
+"""The module of each command: ``add(commands)`` and ``run(args)``."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command with ``arguments`` (by default the process's own); the exit status."""
+    args = _parser().parse_args(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status: int = args.run(args)
+    except KeyboardInterrupt as error:
+        return 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
+    except BrokenPipeError:
+        # The reader of our output has ended (`| head`): this is no error, and needs no message.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except Exception as error:  # noqa: BLE001  what it is, is said in one line
+        if args.debug or os.environ.get("AQUEDUCT_DEBUG") == "1":
+            print(escape_lines(traceback.format_exc().rstrip("\n")), file=sys.stderr)
+        text = one_line(error)
+        if not isinstance(error, (CommandFailed, AqueductError, OSError)):
+            text = f"{type(error).__name__}: {text} (--debug shows where)"
+        tell(f"aqueduct {args.command}: {text}")
+        return CALL_FAILED if isinstance(error, CallError) else FAILED
+    return status
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="aqueduct", description="Arrow record batches over message channels on QUIC."
+    )
+    parser.add_argument("--version", action="version", version=f"aqueduct {_version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in COMMANDS:
+        module.add(commands)
+    for command in commands.choices.values():
+        command.add_argument(
+            "--debug", action="store_true", help="a failure shows its traceback, too"
+        )
+    parser.set_defaults(parser=parser)
+    return parser
+
+
+def _version() -> str:
+    try:
+        return version("aqueduct-arrow")
+    except PackageNotFoundError:
+        return "(not installed)"

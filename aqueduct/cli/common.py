@@ -1,0 +1,182 @@
+"""What commands have in common: their parser, failures, and the options of a client."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+
+from aqueduct.arguments import KINDS
+from aqueduct.errors import ConfigError
+from aqueduct.escaping import near_miss
+from aqueduct.service.signals import tell
+
+if TYPE_CHECKING:
+    from aqueduct.carriers.certificates import ClientTls
+
+__all__ = [
+    "CALL_FAILED",
+    "FAILED",
+    "WRONG_USAGE",
+    "CommandFailed",
+    "CommandParser",
+    "Commands",
+    "Terminated",
+    "add_client_tls",
+    "add_token",
+    "client_tls",
+    "guess",
+    "reader",
+    "shown_token",
+]
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""Where a command adds itself."""
+
+_TOKEN: Final = "AQUEDUCT_TOKEN"
+_TOKEN_BYTES: Final = 64 << 10
+"""More than any token has."""
+
+
+FAILED: Final = 1
+"""The exit status of a command that failed: by its settings, its files, or the connection."""
+WRONG_USAGE: Final = 2
+"""The exit status for arguments that do not fit."""
+CALL_FAILED: Final = 3
+"""The exit status where a service was reached, and a call of it failed."""
+
+
+class CommandFailed(Exception):
+    """An expected failure; its text is the line that the user reads."""
+
+
+class Terminated(KeyboardInterrupt):
+    """A signal other than Ctrl-C that ends the command."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors are one line, which names the option or command that was meant.
+
+    Options are not abbreviated: a script would fail once there is another option of that beginning.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+        self._given: Sequence[str] = ()
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As that of argparse, but the command says what it does not know."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            command: argparse.ArgumentParser = getattr(found, "usage", self)
+            command.error(f"unknown: {' '.join(unknown)}")
+        return found
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As that of argparse; each command parses its own arguments by it."""
+        if args is not None:
+            self._given = list(args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Says what is wrong in one line, and ends the process with status 2."""
+        tell(f"{self.prog}: {message}{self._meant()} (usage: {self.prog} --help)")
+        self.exit(WRONG_USAGE)
+
+    def _meant(self) -> str:
+        """The option or the command that the user may have meant."""
+        options = [name for name in self._option_string_actions if name.startswith("--")]
+        for text in self._given:
+            name = text.partition("=")[0]
+            if name == "--":
+                break
+            if name.startswith("--") and name not in options:
+                return guess(name, options)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                names = [text for text in self._given if not text.startswith("-")][:1]
+                if names and names[0] not in action.choices:
+                    return guess(names[0], action.choices)
+        return ""
+
+
+def guess(name: str, names: Iterable[str]) -> str:
+    """The end of an error for a name that is none of ``names``: which was meant, if one is near."""
+    near = near_miss(name, names)
+    return f"; {name} is unknown: did you mean {near}?" if near else ""
+
+
+def add_client_tls(command: argparse.ArgumentParser) -> None:
+    """Adds the TLS options of a client."""
+    command.add_argument("--certificate", metavar="FILE", help="a client's own certificate, PEM")
+    command.add_argument("--key", metavar="FILE", help="its private key, PEM")
+    command.add_argument(
+        "--key-password", metavar="TEXT", help="of a private key that is encrypted"
+    )
+    command.add_argument("--ca", metavar="FILE", help="CAs of the service's certificate, PEM")
+
+
+def client_tls(args: argparse.Namespace) -> ClientTls | None:
+    """What the TLS options say; None: none of them is given."""
+    from aqueduct.carriers.certificates import ClientTls
+
+    if bool(args.certificate) != bool(args.key):
+        args.usage.error("--certificate and --key belong together")
+    if not args.certificate and not args.ca:
+        return None
+    return ClientTls(
+        ca=args.ca, certificate=args.certificate, key=args.key, key_password=args.key_password
+    )
+
+
+def add_token(command: argparse.ArgumentParser) -> None:
+    """Adds the options of a token."""
+    command.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help=f"holds what the service asks of its callers (or the variable {_TOKEN} does)",
+    )
+    command.add_argument(
+        "--token", help="the same as text, which others on this machine may see: use the file"
+    )
+
+
+def shown_token(args: argparse.Namespace) -> str | None:
+    """The token to show: of ``--token``, of the file, or of the environment; None: there is none.
+
+    Raises CommandFailed for a file that holds none.
+    """
+    if args.token is not None and args.token_file is not None:
+        args.usage.error("--token and --token-file exclude each other")
+    if args.token is not None:
+        return str(args.token)
+    if args.token_file is None:
+        return os.environ.get(_TOKEN) or None
+    with open(args.token_file, "rb") as file:
+        content = file.read(_TOKEN_BYTES + 1)
+    if len(content) > _TOKEN_BYTES:
+        raise CommandFailed(f"{args.token_file} is above {_TOKEN_BYTES} bytes: that is no token")
+    text = content.decode("utf-8", "surrogateescape").strip()
+    if not text or len(text.split()) > 1:
+        raise CommandFailed(
+            f"{args.token_file} must hold one token, and nothing else; it has "
+            f"{len(text.split())} words"
+        )
+    return text
+
+
+def reader(kind: str) -> Callable[[str], Any]:
+    """A reader of arguments of this kind, one of ``aqueduct.arguments.KINDS``."""
+
+    def read(text: str) -> Any:
+        try:
+            return KINDS[kind].value(text, "the value")
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read

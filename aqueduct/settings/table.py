@@ -1,0 +1,207 @@
+"""The table of all settings: the names that each has, and what it must be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+
+from aqueduct.arguments import Kind, check_fields, kind_of
+from aqueduct.config import DEFAULT, Config, Count, Seconds
+from aqueduct.errors import ConfigError
+
+__all__ = ["OPTIONS", "PREFIX", "SECTIONS", "SETTINGS", "Serve", "Setting"]
+
+PREFIX: Final = "AQUEDUCT_"
+Pem: TypeAlias = str | os.PathLike[str] | bytes
+Addresses: TypeAlias = tuple[str, ...]
+Origins: TypeAlias = tuple[str, ...]
+
+
+def _option(
+    text: str, metavar: str = "", *, option: str = "", secret: bool = False
+) -> dict[str, Any]:
+    """Metadata of a field that is an option of ``aqueduct serve``, too: ``text`` is its help.
+
+    ``option``: its name, if it is not that of the field. ``secret``: its value is never shown.
+    """
+    return {"help": text, "metavar": metavar, "option": option, "secret": secret}
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Where and how a service is served; each is an option of ``aqueduct serve`` as well."""
+
+    listen: Addresses = field(
+        default=(),
+        metadata=_option(
+            "aqueduct://HOST:PORT, aqueduct+tls://HOST:PORT, aqueduct+tcp://HOST:PORT (port 0: any "
+            "free one) or aqueduct+unix:///PATH; for clients of ReactiveSocket "
+            "reactivesocket+tcp, +tls, +ws, +wss or +unix; may be repeated",
+            "ADDRESS",
+        ),
+    )
+    origins: Origins = field(
+        default=(),
+        metadata=_option(
+            "of web pages that may connect to reactivesocket+ws:// and +wss://, such as "
+            "https://app.example.com; may be repeated (by default no page may)",
+            "ORIGIN",
+            option="--origin",
+        ),
+    )
+    certificate: Pem | None = field(
+        default=None, metadata=_option("certificate chain, PEM", "FILE")
+    )
+    key: Pem | None = field(
+        default=None, repr=False, metadata=_option("its private key, PEM", "FILE")
+    )
+    key_password: str | None = field(
+        default=None,
+        repr=False,
+        metadata=_option("of a private key that is encrypted", "TEXT", secret=True),
+    )
+    client_ca: Pem | None = field(
+        default=None,
+        metadata=_option(
+            "CAs of the certificates that clients must show over aqueduct+tls://, PEM", "FILE"
+        ),
+    )
+    dev_certificate: bool = field(
+        default=False,
+        metadata=_option(
+            "make a certificate on the spot; the address printed pins its fingerprint"
+        ),
+    )
+    workers: Count | None = field(
+        default=None,
+        metadata=_option(
+            "serve by so many processes, which share the addresses and are replaced when they die "
+            "(by default: by this one process)",
+            "N",
+        ),
+    )
+    restarts: Count = field(
+        default=10,
+        metadata=_option(
+            "deaths of workers within a minute that are borne; one more ends the service", "N"
+        ),
+    )
+    start_timeout: Seconds = field(
+        default=300.0,
+        metadata=_option(
+            "how long a worker may take to load the service and to listen: seconds, or 5min",
+            "DURATION",
+        ),
+    )
+
+    zero_allowed: ClassVar[tuple[str, ...]] = ("restarts",)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+SECTIONS: Final[Mapping[str, type]] = MappingProxyType(
+    {"serve": Serve}
+    | {
+        each.name: type(part)
+        for each in fields(Config)
+        if is_dataclass(part := getattr(DEFAULT, each.name))
+    }
+)
+"""The sections of the file, and the class that says what is in each."""
+
+
+class Setting(NamedTuple):
+    """One setting: a field of a dataclass, by the names that it has."""
+
+    section: str
+    """Of the file; empty: it stands before all sections."""
+    owner: type
+    entry: Field[Any]
+
+    @property
+    def key(self) -> str:
+        """Its name within the section."""
+        return self.entry.name
+
+    @property
+    def name(self) -> str:
+        """``timing.idle_timeout``."""
+        return f"{self.section}.{self.key}" if self.section else self.key
+
+    @property
+    def variable(self) -> str:
+        """``AQUEDUCT_TIMING_IDLE_TIMEOUT``."""
+        return PREFIX + self.name.replace(".", "_").upper()
+
+    @property
+    def title(self) -> str:
+        """``Timing.idle_timeout``, as errors and the code have it."""
+        return f"{self.owner.__name__}.{self.key}"
+
+    @property
+    def option(self) -> str:
+        """``--key-password``: its option of ``aqueduct serve``; empty: it has none."""
+        if self.name in OPTIONS:
+            return OPTIONS[self.name]["option"]
+        if self.section != "serve":
+            return ""
+        return self.entry.metadata["option"] or "--" + self.key.replace("_", "-")
+
+    @property
+    def kind(self) -> Kind:
+        """What its value must be, and how it is read."""
+        found = kind_of(self.owner, self.entry)
+        assert found is not None, self.title
+        return found
+
+    def read(self, given: Any, where: str) -> Any:
+        """What was given, read and checked. Raises ConfigError that begins with ``where``."""
+        if self.base == "Pem" and isinstance(given, str) and "-----BEGIN" in given:
+            raise ConfigError(  # before anything shows a private key
+                f"{where} has the text of a PEM file; it must be the path of the file"
+            )
+        return self.kind.value(given, where)
+
+    @property
+    def base(self) -> str:
+        """The name of its type: Bytes, Seconds, Count, ..."""
+        return str(self.entry.type).removesuffix(" | None")
+
+    @property
+    def default(self) -> Any:
+        """What it is when nobody sets it."""
+        if self.entry.default is not MISSING:
+            return self.entry.default
+        return False  # Config.debug, whose default is its variable
+
+    @property
+    def secret(self) -> bool:
+        """Whether its value is not to be shown."""
+        return bool(self.entry.metadata.get("secret"))
+
+
+OPTIONS: Final[Mapping[str, dict[str, str]]] = MappingProxyType(
+    {
+        "timing.drain_timeout": {
+            "option": "--drain",
+            "metavar": "DURATION",
+            "help": "the process ends within this time of SIGINT or SIGTERM; open calls fail a "
+            "little earlier (by default Timing.drain_timeout of the service: 25)",
+        }
+    }
+)
+"""ServiceSettings of other sections that are options of ``aqueduct serve``, too."""
+
+SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType(
+    {
+        setting.name: setting
+        for section, owner in (*SECTIONS.items(), ("", Config))
+        for entry in fields(owner)
+        if (setting := Setting(section, owner, entry)).section or entry.name not in SECTIONS
+    }
+)
+"""All settings by their names, ``timing.idle_timeout``."""

@@ -1,0 +1,98 @@
+"""Settings as text: a file of TOML that can be read back."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from aqueduct.arguments import duration
+from aqueduct.config import Config, GiB, KiB, MiB
+from aqueduct.escaping import escape
+from aqueduct.settings.in_force import Given, ServiceSettings
+from aqueduct.settings.table import SECTIONS, SETTINGS, Setting
+
+__all__ = ["default_text", "size_text", "time_text", "toml_lines"]
+
+
+def toml_lines(settings: ServiceSettings, config: Config, *, code: str) -> list[str]:
+    """All settings in force as the lines of a file, with where those come from that were set.
+
+    ``config``: what ``settings.config`` has made. ``code``: whose code gave what no operator did.
+    """
+    serve = settings.serve()
+    lines = [f"# The settings in force for {code}. aqueduct serve --config FILE takes them back."]
+    for section in ("", *SECTIONS):
+        lines += ["", f"[{section}]"] if section else []
+        part = serve if section == "serve" else getattr(config, section) if section else config
+        for name, setting in SETTINGS.items():
+            if setting.section == section:
+                value = getattr(part, setting.key)
+                lines.append(_line(setting, settings.given.get(name), value, code))
+    return lines
+
+
+def _line(setting: Setting, given: Given | None, value: Any, code: str) -> str:
+    origin = ""
+    if given is not None:
+        origin = f"  # from {escape(given.source)}"
+    elif value != setting.default:
+        origin = f"  # from the code of {escape(code)}"
+    if value is None:
+        return f"# {setting.key} is not set"
+    if setting.secret:
+        return f"# {setting.key} is set, and not shown{origin.replace('  # ', ', ')}"
+    return f"{setting.key} = {_toml(setting, value)}{origin}"
+
+
+def default_text(setting: Setting) -> str:
+    """The default of a setting as the file has it; empty: there is none."""
+    value = setting.default
+    return "" if value is None else _toml(setting, value).strip('"')
+
+
+def size_text(value: int) -> str:
+    """A size in the largest unit of which it is a whole number: ``64m``."""
+    for unit, scale in (("g", GiB), ("m", MiB), ("k", KiB)):
+        if value and value % scale == 0:
+            return f"{value // scale}{unit}"
+    return str(value)
+
+
+def time_text(value: float) -> str:
+    """A duration with its unit, which reads as exactly this value: ``5min``, ``25ms``."""
+    for unit, seconds in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if value and value % seconds == 0:
+            return f"{value / seconds:.0f}{unit}"
+    found = f"{value:g}s" if value >= 1 or not value else f"{value * 1000:g}ms"
+    try:
+        return found if duration(found) == value else repr(float(value))
+    except ValueError:  # with an exponent
+        return repr(float(value))
+
+
+def _toml(setting: Setting, value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_quoted, value))}]"
+    if isinstance(value, str | os.PathLike):
+        return _quoted(os.path.abspath(value) if setting.base == "Pem" else str(value))
+    if setting.base == "Bytes" or setting.base == "int | str":
+        text = size_text(value)
+        return text if text.isdigit() else _quoted(text)
+    if setting.base == "Seconds":
+        text = time_text(value)
+        return _quoted(text) if text[-1].isalpha() else text
+    return repr(value)
+
+
+def _quoted(text: str) -> str:
+    return '"' + "".join(map(_character, text)) + '"'
+
+
+def _character(each: str) -> str:
+    if each in '"\\':
+        return "\\" + each
+    if each.isprintable():
+        return each
+    return f"\\u{ord(each):04x}" if ord(each) < 1 << 16 else f"\\U{ord(each):08x}"
