@@ -320,6 +320,26 @@ def test_a_compiler_that_cannot_be_trained_is_named(tmp_path: Path) -> None:
     assert expected in done.stderr
 
 
+def test_what_is_not_to_be_compiled_is_not(tmp_path: Path) -> None:
+    """The Makefile installs the sources so, while another process compiles them."""
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--force"]
+    command += [f"--build-lib={tmp_path}", f"--build-temp={tmp_path}"]
+    environment = {**os.environ, "AQUEDUCT_COMPILE": "0"}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=60)
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_demo_installs_no_tool_of_developers() -> None:
+    """Which is half of what its first run waits for; ``make setup`` has all."""
+    makefile = (ROOT / "Makefile").read_text()
+    recipes = dict(re.findall(r"^\.venv/\.stamp-(\w+):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE))
+    assert re.findall(r"'\.\[(.*)\]'", recipes["demo"]) == ["demo"]
+    assert "--group" not in recipes["demo"] + recipes["tools"]
+    (every,) = re.findall(r"'\.\[(.*)\]'", recipes["deps"])
+    assert {"demo", "test", "bench", "spark"} <= set(every.split(","))
+    assert re.findall(r"--group (\w+)", recipes["deps"]) == ["build", "lint", "release"]
+
+
 def test_the_workflow_is_the_one_in_ci() -> None:
     copy = ROOT / ".github" / "workflows" / "wheels.yml"
     assert copy.read_text() == (ROOT / "ci" / "wheels.yml").read_text()
