@@ -16,8 +16,9 @@ mkdir -p "$place/tree"
 if ! cmp --quiet "$place/wanted" "$place/installed"; then
     rm -rf "$place/venv" "$place/installed"
     .venv/bin/python -m venv "$place/venv"
-    "$place/venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-        -r "$place/wanted"
+    pip="$place/venv/bin/python -m pip install --quiet --disable-pip-version-check"
+    $pip -c ci/constraints.txt pip
+    $pip -r "$place/wanted"
     cp "$place/wanted" "$place/installed"
 fi
 # The sources as they are here, with their times: what has changed is compiled again.

@@ -42,7 +42,8 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 2:
         print("ci/release.py: say TAG REPOSITORY_URL", file=sys.stderr)
         return 2
-    found = problems(*arguments)
+    tag, repository = arguments
+    found = problems(tag, repository)
     for line in found:
         print(f"ci/release.py: {line}", file=sys.stderr)
     return 1 if found else 0
