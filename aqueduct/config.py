@@ -291,20 +291,33 @@ class Timing:
     Open calls have all of it but the last quarter, or but the last 2 s if that is less. What
     ``on_stop`` functions have is no part of that.
     """
+    drain_delay: Seconds = 0.0
+    """Of ``drain_timeout``: how long a service is not ready and still takes calls, so that a load
+    balancer that asks for its readiness sends it none by the time it takes no more."""
     start_timeout: Seconds = 240.0
     """For all ``on_start`` functions of a service together. A worker process has 300 s in all."""
     stop_timeout: Seconds = 5.0
     """For all ``on_stop`` functions together. They have a quarter of ``drain_timeout`` at most."""
+    certificate_check: Seconds = 10.0
+    """A service looks this often whether the files of its certificate, key and client CAs have
+    changed; 0: never."""
 
     zero_allowed: ClassVar[tuple[str, ...]] = (
         "ack_delay",
+        "certificate_check",
         "close_linger",
+        "drain_delay",
         "drain_timeout",
         "handshake_silence",
     )
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.drain_delay and self.drain_delay >= self.drain_timeout:
+            raise ConfigError(
+                f"Timing.drain_delay ({self.drain_delay!r} s) must be below Timing.drain_timeout "
+                f"({self.drain_timeout!r} s), or open calls have no time to end"
+            )
         if self.ack_delay > 1.0:
             raise ConfigError(f"Timing.ack_delay is {self.ack_delay!r} s; at most 1 s (AQ-R33)")
         if self.ping_interval >= self.idle_timeout:

@@ -316,6 +316,10 @@ class CallError(AqueductError):
         self.peer = peer
         self.handler = handler
 
+    def log_fields(self) -> dict[str, object]:
+        """What a line of the log about it has as fields."""
+        return {"peer": self.peer, "handler": self.handler, "status": self.status}
+
 
 class UnknownHandler(CallError):
     """The service has no handler of that name and kind."""

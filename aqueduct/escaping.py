@@ -17,9 +17,22 @@ from collections.abc import Iterable, Mapping
 from numbers import Number
 from typing import Final
 
-__all__ = ["Lines", "escape", "escape_lines", "logger_of", "near_miss", "one_line", "shown"]
+__all__ = [
+    "FIELDS",
+    "INDENT",
+    "Lines",
+    "escape",
+    "escape_lines",
+    "logger_of",
+    "near_miss",
+    "one_line",
+    "shown",
+]
 
-_INDENT: Final = "  | "
+FIELDS: Final = "fields"
+"""Of a log record: what it is about, by name, for logs that are read by programs."""
+INDENT: Final = "  | "
+"""Before each line of a record but its first one."""
 _LONG: Final = 100  # characters: what is longer was not typed
 _COMPARED: Final = 16  # names: to compare one takes 20 us
 
@@ -101,7 +114,9 @@ class Lines(str):
 def logger_of(name: str) -> logging.Logger:
     """The logger of a module, which escapes all arguments and tracebacks that it logs.
 
-    ``Lines`` and tracebacks keep their lines.
+    ``Lines`` and tracebacks keep their lines. An argument that has ``log_fields()``, as a call has,
+    says what the record is about; so does the ``peer`` of a connection. ``extra={"fields": {...}}``
+    says more.
     """
     logger = logging.getLogger(name)
     logger.addFilter(_escaping)  # the second time changes nothing
@@ -112,6 +127,8 @@ def _escaping(record: logging.LogRecord) -> bool:
     """A filter that keeps each record, and makes it safe before a handler sees it."""
     if record.args:
         given = record.args
+        if isinstance(given, tuple):
+            _add_fields(record, given)
         record.args = (
             {name: _safe(value) for name, value in given.items()}
             if isinstance(given, Mapping)
@@ -121,6 +138,18 @@ def _escaping(record: logging.LogRecord) -> bool:
         # A formatter takes this text if it is there, and makes its own otherwise.
         record.exc_text = _indented("".join(traceback.format_exception(*record.exc_info)))
     return True
+
+
+def _add_fields(record: logging.LogRecord, values: tuple[object, ...]) -> None:
+    found: dict[str, object] = {}
+    for value in values:
+        tell = getattr(type(value), "log_fields", None)
+        if tell is not None:
+            found |= tell(value)
+        elif isinstance(getattr(type(value), "peer", None), property):  # a connection
+            found["peer"] = value.peer  # type: ignore[attr-defined]
+    if found:
+        setattr(record, FIELDS, found | getattr(record, FIELDS, {}))
 
 
 def _safe(value: object) -> object:
@@ -136,7 +165,7 @@ def _safe(value: object) -> object:
 
 
 def _indented(text: str) -> str:
-    return "\n".join(_INDENT + line for line in escape_lines(text.rstrip("\n")).split("\n"))
+    return "\n".join(INDENT + line for line in escape_lines(text.rstrip("\n")).split("\n"))
 
 
 class _Escaped:

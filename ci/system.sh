@@ -7,6 +7,7 @@
 #   ci/system.sh clang     a clang that compiles for a fuzzer
 #   ci/system.sh postgres  the folder with the programs of a PostgreSQL >= 13
 #   ci/system.sh chromium  a Chromium that runs without a window: CHROMIUM, or one on PATH
+#   ci/system.sh tshark    a tshark >= 4, which is Wireshark without a window: TSHARK, or one on PATH
 #
 # What is missing is installed where that is possible (root on Debian), unless
 # AQUEDUCT_NO_INSTALL is set; else the error names the command to type.
@@ -116,6 +117,14 @@ find_chromium() {
     return 1
 }
 
+find_tshark() {
+    for program in ${TSHARK:-} tshark; do
+        "$program" --version 2>/dev/null | grep -Eq '^TShark .* ([4-9]|[1-9][0-9])\.' &&
+            command -v "$program" && return
+    done
+    return 1
+}
+
 case ${1:-} in
 python)
     if ! command -v "${CC:-cc}" >/dev/null; then
@@ -151,8 +160,14 @@ chromium)
         find_chromium || { say "still no Chromium; set CHROMIUM"; exit 1; }
     fi
     ;;
+tshark)
+    if ! find_tshark; then
+        install "no tshark >= 4 by TSHARK or on PATH" tshark
+        find_tshark || { say "still no tshark >= 4; set TSHARK"; exit 1; }
+    fi
+    ;;
 *)
-    say "say 'python', 'java', 'clang', 'postgres' or 'chromium'"
+    say "say 'python', 'java', 'clang', 'postgres', 'chromium' or 'tshark'"
     exit 2
     ;;
 esac

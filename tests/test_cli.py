@@ -151,7 +151,7 @@ class Served:
 
     def wait_draining(self) -> None:
         assert self.process.stderr is not None
-        assert self.process.stderr.readline().startswith("draining")
+        assert " draining; a second signal" in self.process.stderr.readline()
 
     def ended(self) -> int:
         return self.process.wait(30)

@@ -576,6 +576,17 @@ def test_without_chromium_the_error_says_what_to_type(bare_path: Path) -> None:
     assert re.search(r"Type: .*chromium-headless-shell|Install it", answer.stderr)
 
 
+def test_a_tshark_that_is_too_old_gives_way(tmp_path: Path, bare_path: Path) -> None:
+    (bare_path / "grep").symlink_to("/bin/grep")
+    chromium(bare_path / "tshark", "echo 'TShark (Wireshark) 3.6.2 (Git v3.6.2)'")
+    answer = ask("tshark", bare_path)
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert "no tshark >= 4" in answer.stderr
+    named = chromium(tmp_path / "tshark", "echo 'TShark (Wireshark) 4.0.17 (Git v4.0.17)'")
+    answer = ask("tshark", bare_path, TSHARK=str(named))
+    assert (answer.returncode, answer.stdout.strip()) == (0, str(named))
+
+
 def test_a_compiler_that_cannot_count_edges_gives_way(tmp_path: Path, bare_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()

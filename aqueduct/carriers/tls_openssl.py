@@ -27,6 +27,7 @@ from aqueduct.carriers.certificates import (
 )
 from aqueduct.carriers.contract import Buffer, PeerIdentity
 from aqueduct.carriers.foreign import Missing, require
+from aqueduct.carriers.key_log import key_log_file, write_key
 from aqueduct.carriers.verify import (
     Flaw,
     TlsError,
@@ -232,6 +233,9 @@ def server_context(tls: ServerTls, *protocols: str) -> Context:
 def _finish(context: Context) -> Context:
     context.set_min_proto_version(SSL.TLS1_3_VERSION)
     context.set_tls13_ciphersuites(_SUITES)
+    keys = key_log_file()
+    if keys is not None:
+        context.set_keylog_callback(lambda _, line: write_key(keys, line))
     return context
 
 

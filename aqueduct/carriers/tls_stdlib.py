@@ -38,6 +38,7 @@ from aqueduct.carriers.certificates import (
     chain_of,
 )
 from aqueduct.carriers.contract import Buffer, PeerIdentity
+from aqueduct.carriers.key_log import key_log_file
 from aqueduct.carriers.verify import (
     Flaw,
     TlsError,
@@ -93,6 +94,9 @@ def _context(kind: ssl._SSLMethod, protocols: Sequence[str]) -> Context:
     context = ssl.SSLContext(kind)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(list(protocols))
+    keys = key_log_file()
+    if keys is not None:
+        context.keylog_filename = keys
     return context
 
 

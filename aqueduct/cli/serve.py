@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from aqueduct.address import Address
 from aqueduct.cli.common import Commands, reader
+from aqueduct.logs import FORMATS, LEVELS, LogSettings, as_json, configure
 from aqueduct.service.loader import load_service
 from aqueduct.service.service import serve_until_signal
-from aqueduct.service.signals import ProcessDeadline
+from aqueduct.service.signals import ProcessDeadline, tell_as
 
 __all__ = ["add", "run"]
 
@@ -86,6 +87,15 @@ def add(commands: Commands) -> None:
         help="the process ends within this time of SIGINT or SIGTERM; open calls fail a little "
         "earlier (by default Timing.drain_timeout of the service: 25)",
     )
+    command.add_argument(
+        "--log-format",
+        choices=FORMATS,
+        default="text",
+        help="of the log on standard error: text (the default), or json with one object a line",
+    )
+    command.add_argument(
+        "--log-level", choices=LEVELS, default="info", help="the least that is logged (info)"
+    )
     command.set_defaults(run=run, usage=command)
 
 
@@ -105,6 +115,10 @@ def run(args: argparse.Namespace) -> int:
         args.usage.error(
             "--dev-certificate makes a certificate; it excludes --certificate and --key"
         )
+    logs = LogSettings(args.log_format, args.log_level)
+    configure(logs)
+    if logs.format == "json":
+        tell_as(as_json)
     if args.workers:
         return _serve_by_workers(args)
     return asyncio.run(
@@ -142,5 +156,6 @@ def _serve_by_workers(args: argparse.Namespace) -> int:
         restarts=Restarts(limit=args.restarts, start=args.start_timeout),
         drain=args.drain,
         origins=args.origin,
+        logs=LogSettings(args.log_format, args.log_level),
     )
     return asyncio.run(workers.run())

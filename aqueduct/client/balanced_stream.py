@@ -16,6 +16,7 @@ from aqueduct.client.call import abandoned
 from aqueduct.client.call_metrics import CallMetrics
 from aqueduct.client.loop_balancer import LoopBalancer
 from aqueduct.client.stream import Stream
+from aqueduct.client.stream_text import stream_text
 from aqueduct.client.sync_stream import SyncStream
 from aqueduct.client.thread_balancer import ThreadBalancer
 from aqueduct.errors import LocalProtocolError
@@ -80,6 +81,9 @@ class BalancedStream(Stream):
         """Abandons the call, unless it is over: the handlers are told to stop."""
         self._work.stop(abandoned(self._places, self._handler))
         await self._work.stopped()
+
+    def __repr__(self) -> str:
+        return stream_text(self, self._handler, self._places, self._work.error)
 
     def __del__(self) -> None:
         work = getattr(self, "_work", None)
@@ -177,6 +181,9 @@ class SyncBalancedStream(SyncStream):
                 with suppress(LocalProtocolError):  # in a forked child it is the parent's call
                     self._check()
                     self._seen.ended(self._error)
+
+    def __repr__(self) -> str:
+        return stream_text(self, self._handler, self._places, self._error)
 
     def __del__(self) -> None:
         if getattr(self, "_work", None) is not None:

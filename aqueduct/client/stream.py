@@ -13,6 +13,7 @@ from aqueduct._speedups.calls.batch_sender import BatchSender, SendWaker
 from aqueduct.arrow.capsules import to_pandas, to_polars
 from aqueduct.arrow.decode import Decoder
 from aqueduct.client.call import END, Batches, ClientCall, FailedBatch, abandoned
+from aqueduct.client.stream_text import stream_text
 from aqueduct.endpoint.pulling import PULLING
 from aqueduct.errors import AqueductError, Cancelled, LocalProtocolError
 from aqueduct.rpc.threads import apart
@@ -243,6 +244,12 @@ class Stream:
             self._error = late.abandoned()
             self._opening.cancel()
             await asyncio.wait((self._opening,))
+
+    def __repr__(self) -> str:
+        call = self._call
+        if call is None:  # it is being made, or never was
+            return stream_text(self, "", "", self._error)
+        return stream_text(self, call.head.handler, call.peer, call.error)
 
     async def __aenter__(self) -> Stream:
         return self

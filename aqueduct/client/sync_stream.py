@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from aqueduct.arrow.capsules import to_pandas, to_polars
 from aqueduct.client.call import END, FailedBatch
+from aqueduct.client.stream_text import stream_text
 from aqueduct.client.thread_call import NEWS, SMALL, Failed, ThreadCall
 from aqueduct.endpoint.pulling import PULLING
 from aqueduct.errors import AqueductError, LocalProtocolError
@@ -190,6 +191,10 @@ class SyncStream:
         """Abandons the call, unless it is over: the handler is told to stop."""
         if not self._over and self._error is None:
             self._fail()
+
+    def __repr__(self) -> str:
+        call = self._call
+        return stream_text(self, call.head.handler, call.address, self._error)
 
     def __enter__(self) -> Self:
         return self

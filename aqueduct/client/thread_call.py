@@ -128,6 +128,11 @@ class ThreadCall:
     # In the thread
 
     @property
+    def address(self) -> str:
+        """The service's, without options."""
+        return self._client.address
+
+    @property
     def accepted(self) -> bool:
         """Whether the service has accepted the call."""
         return self.call is not None and self.call.accepted

@@ -186,7 +186,7 @@ class Server(AsyncClosing):
             header_blocks=self._header_blocks,
         )
         if text:
-            log.warning("%s was refused: %s", connection.peer, text)
+            log.warning("%r was refused: %s", connection, text)
             connection.close_soon(LimitExceeded.code, text)
             return
         if self._closing:
@@ -238,7 +238,7 @@ class Server(AsyncClosing):
             except ConnectionLost:
                 return
             except Exception:
-                log.exception("the connection callback failed for %s", connection.peer)
+                log.exception("the connection callback failed for %r", connection)
                 connection.close_soon(6, "the service failed")
                 return
             await connection.wait_closed()

@@ -251,6 +251,10 @@ class ReactiveSocketConnection:
         if not self._gone.done():
             self._gone.set_result(None)
 
+    def log_fields(self) -> dict[str, object]:
+        """What a line of the log about it has as fields."""
+        return {"peer": self.peer}
+
     def __repr__(self) -> str:
         return f"<ReactiveSocketConnection with {self.peer}, {self.snapshot().state}>"
 

@@ -147,7 +147,9 @@ class ServerCall:
         status = self._failure(error, number)
         if status.code == CANCELLED:
             return False
-        log.info("%r: batch %d failed: %s", self.call, number, status.message)
+        fields = {"status": status.code}
+        text = "%r: batch %d failed: %s"
+        log.info(text, self.call, number, status.message, extra={"fields": fields})
         (said,), payload = status.encode()
         self.output.post(b"".join(payload), (*batch_headers(number), said))
         self.input.batches.moved += 1

@@ -187,6 +187,10 @@ class Call:
         self.on_cancel(lambda: loop.call_soon_threadsafe(wake))
         await future
 
+    def log_fields(self) -> dict[str, object]:
+        """What a line of the log about it has as fields."""
+        return {"peer": self.peer, "handler": self.handler, "call": self.number}
+
     def __repr__(self) -> str:
         state = " cancelled" if self.cancelled else ""
         return f"<Call {self.number} of {self.kind} {self.handler!r} from {self.peer}{state}>"

@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from aqueduct.arguments import KINDS, Duration, Size, any_text
 from aqueduct.errors import Busy, ConfigError, Refused
 from aqueduct.escaping import logger_of, shown
+from aqueduct.reloading import Reload
 from aqueduct.service.context import Call
 from aqueduct.service.handlers import takes_last
-from aqueduct.service.reloading import Reload
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -140,6 +140,8 @@ class RunningService:
         self._rooms = WaitingRooms(self, self.config.calls)
         self._counted: Counter[str] = Counter()
         self._number = 0
+        self.ready = False
+        """Whether clients should come: from the first address on, until a drain begins."""
         self._draining = False
         self._closing = False
         self._idle = asyncio.Event()
@@ -161,6 +163,13 @@ class RunningService:
         """What clients connect to: real ports, and of a development certificate the fingerprint."""
         own = list(self._server.addresses) if self._server is not None else []
         return own + self._gateway.addresses
+
+    def __repr__(self) -> str:
+        places = ", ".join(self.addresses) or "no address"
+        return (
+            f"<RunningService {self.name!r} at {places}: {'ready' if self.ready else 'not ready'}, "
+            f"{len(self._connections)} connections, {len(self.calls)} calls>"
+        )
 
     @property
     def connections(self) -> list[Any]:
@@ -213,6 +222,7 @@ class RunningService:
             if self._server is not None:
                 await self._server.close()
             raise
+        self.ready = True
 
     async def close(self, *, drain: float | None = None, alone: bool = False) -> None:
         """Takes no more calls, waits for those that are open, and ends, within ``drain`` seconds.
@@ -221,6 +231,7 @@ class RunningService:
         calls that are still open then: they fail with Refused. ``alone``: other workers go on, and
         so do calls of theirs whose bytes pass through here, on other connections.
         """
+        self.ready = False
         self._draining = True
         server, self._server = self._server, None
         if self._closing:
@@ -272,8 +283,21 @@ class RunningService:
     async def drain(
         self, force: asyncio.Event, seconds: float | None = None, *, alone: bool = False
     ) -> None:
-        """``close``, but from the moment that ``force`` is set open calls get no more time."""
-        closing = asyncio.ensure_future(self.close(drain=seconds, alone=alone))
+        """``close``, but from the moment that ``force`` is set open calls get no more time.
+
+        First the service is not ``ready`` for Timing.drain_delay, and takes calls as before. This
+        is part of the ``seconds``. ``alone``: not so, as other workers are ready.
+        """
+        self.ready = False
+        timing = self.config.timing
+        whole = timing.drain_timeout if seconds is None else seconds
+        delay = 0.0 if alone else min(timing.drain_delay, whole)
+        if delay:
+            log.info("%s: not ready from now on; calls are taken for %g s more", self.name, delay)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await force.wait()
+        closing = asyncio.ensure_future(self.close(drain=whole - delay, alone=alone))
         forced = asyncio.ensure_future(force.wait())
         await asyncio.wait((closing, forced), return_when=asyncio.FIRST_COMPLETED)
         forced.cancel()
@@ -382,7 +406,8 @@ class RunningService:
         """A call that never began is counted. ``unanswered``: nobody is told."""
         self._counted["refused"] += 1
         self._counted["unreported"] += unanswered
-        log.info("%s: a call was refused: %s", peer, error)
+        fields = {**error.log_fields(), "peer": peer}
+        log.info("%s: a call was refused: %s", peer, error, extra={"fields": fields})
 
     def opened(self, dispatcher: CallDispatcher) -> None:
         """A connection is there."""
@@ -546,12 +571,13 @@ class RunningService:
 
     def _count_end(self, running: ServerCall, status: Status, error: BaseException | None) -> None:
         self._counted["unreported"] += running.unanswered
+        more: Any = {"extra": {"fields": {"status": status.code}}}
         if status.code == CANCELLED or isinstance(error, ConnectionLost):
             self._counted["cancelled"] += 1
         elif not running.accepted:
             self._counted["refused"] += 1
             level = logging.WARNING if isinstance(error, HandlerFailed) else logging.INFO
-            log.log(level, "%r was refused: %s", running.call, status.message)
+            log.log(level, "%r was refused: %s", running.call, status.message, **more)
         else:
             self._counted["failed"] += 1
             # A fault of the handler is a warning for the operator of the service.
@@ -560,7 +586,7 @@ class RunningService:
             )
             level = logging.WARNING if own else logging.INFO
             lines = Lines(status.traceback)
-            log.log(level, "%r failed: %s%s", running.call, status.message, lines)
+            log.log(level, "%r failed: %s%s", running.call, status.message, lines, **more)
 
     def _observe(self, running: ServerCall, telemetry: Observer) -> None:
         """Has telemetry observe a call. Its error does not end the call."""

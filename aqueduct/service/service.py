@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import os
 import threading
 from collections import Counter
@@ -37,7 +36,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, Final, Literal, TypeVar, cast, overload
 
 import pyarrow as pa
 
@@ -48,6 +47,7 @@ from aqueduct.carriers.certificates import ServerTls
 from aqueduct.carriers.contract import Bound
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConfigError, LocalProtocolError
+from aqueduct.escaping import logger_of
 from aqueduct.rpc.describe import (
     DESCRIBE,
     DESCRIBE_SCHEMA,
@@ -72,13 +72,17 @@ from aqueduct.service.lifetime import Lifetime, unless
 from aqueduct.service.namespace import Namespace
 from aqueduct.service.operated import as_operated
 from aqueduct.service.server import COUNTERS, Authorize, RunningService
-from aqueduct.service.signals import Holders, ProcessDeadline, ServiceSignals, say, tell
+from aqueduct.service.signals import Holders, ProcessDeadline, ServiceSignals, say, tell_state
 from aqueduct.service.sinks import Sink
 from aqueduct.service.tables import Filters, Table, TableSchema, make_table
 from aqueduct.service.telemetry import CounterObserver, Observer
 from aqueduct.settings.places import read_settings
 
 __all__ = ["Service", "serve_until_signal"]
+
+log = logger_of(__name__)
+
+_SHOWN: Final = 5  # names of each kind in the repr of a service
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Declared = TypeVar("Declared")
@@ -503,6 +507,20 @@ class Service:
             ),
         )
 
+    def __repr__(self) -> str:
+        offers = [
+            text
+            for what, names in (
+                ("handler", [name for name in self._handlers if not name.startswith("aqueduct.")]),
+                ("table", list(self._tables)),
+                ("sink", list(self._sinks)),
+            )
+            if (text := _names_of(what, names))
+        ]
+        served = [at for serving in tuple(self._servings) for at in serving.addresses]
+        where = f"served at {', '.join(served)}" if served else "not served"
+        return f"<Service {self.name!r}: {'; '.join((*offers, where))}>"
+
     def counters(self) -> dict[str, int]:
         """What all servings of this service have counted; see ``RunningService.counters``.
 
@@ -703,17 +721,17 @@ async def serve_until_signal(
             if serving is None:  # told to end before it had begun
                 return 0
             look = serving.state
-            signals.look = lambda: tell(json.dumps(look(), separators=(",", ":")))
+            signals.look = lambda: tell_state(look())
             for address in serving.addresses:
                 say(address if quiet else f"listening on {address}")
             await first.wait()
             if not quiet:
-                tell("draining; a second signal ends at once")
+                log.info("draining; a second signal ends at once")
             await serving.drain(second, seconds)
     if not second.is_set():
         return 0
     if not quiet:
-        tell("ended by a second signal; calls were cut")
+        log.warning("ended by a second signal; calls were cut")
     return 1
 
 
@@ -727,6 +745,15 @@ def _apart(name: Any, what: str, limit: int) -> tuple[Any, Any]:
     if callable(name) or any(hasattr(name, method) for method in ("read", "open")):
         return name, UNGIVEN
     raise ConfigError(f"a {what}'s name is {name!r}; it must be text of 1 to {limit} bytes")
+
+
+def _names_of(what: str, names: Sequence[str]) -> str:
+    """``handlers 'echo', 'score'``: a few of them; "" if there are none."""
+    if not names:
+        return ""
+    shown = ", ".join(map(repr, names[:_SHOWN]))
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{what}{'s' if len(names) > 1 else ''} {shown}{more}"
 
 
 def _own_name(declared: Any, what: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import os
 import signal
@@ -32,6 +33,8 @@ __all__ = [
     "end_process",
     "say",
     "tell",
+    "tell_as",
+    "tell_state",
 ]
 
 FORCE_SECONDS: Final = 2.0
@@ -42,14 +45,27 @@ _FLUSH: Final = 0.2
 """Seconds for what is still in the buffers of standard output and error."""
 
 
+_forms: Final[list[Callable[[str], str]]] = [str]
+
+
 def say(line: str) -> None:
     """Writes a line to standard output."""
     _write(line, sys.stdout)
 
 
 def tell(line: str) -> None:
-    """Writes a line to standard error."""
-    _write(line, sys.stderr)
+    """Writes a line to standard error, in the form that ``tell_as`` gave."""
+    _write(_forms[-1](line), sys.stderr)
+
+
+def tell_state(state: dict[str, Any]) -> None:
+    """Writes the state of a service to standard error, as a line of JSON."""
+    _write(json.dumps(state, separators=(",", ":")), sys.stderr)
+
+
+def tell_as(form: Callable[[str], str]) -> None:
+    """Gives what ``tell`` writes a form: the command has logs that other programs read."""
+    _forms.append(form)
 
 
 def _write(line: str, where: TextIO) -> None:

@@ -21,19 +21,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from aqueduct.config import DEFAULT
 from aqueduct.endpoint.server import bind
 from aqueduct.errors import ConfigError
+from aqueduct.escaping import logger_of
 from aqueduct.service.signals import (
     FORCE_SECONDS,
     LEAST,
     ProcessDeadline,
     ServiceSignals,
     say,
-    tell,
+    tell_state,
 )
 from aqueduct.service.worker import tls_to_json
 
@@ -41,9 +42,12 @@ if TYPE_CHECKING:
     from aqueduct.address import Address
     from aqueduct.carriers.certificates import ServerTls
     from aqueduct.carriers.contract import Bound
+    from aqueduct.logs import LogSettings
     from aqueduct.settings.in_force import ServiceSettings
 
 __all__ = ["Restarts", "Supervisor"]
+
+log = logger_of(__name__)
 
 _LAST: Final = 1.0
 """Seconds of a drain, at most, that the first process keeps for the end of its workers."""
@@ -95,11 +99,12 @@ class Supervisor:
         drain: float | None = None,
         origins: Sequence[str] = (),
         settings: ServiceSettings | None = None,
+        logs: LogSettings | None = None,
     ) -> None:
         """``drain``: seconds that the end may take; None: what the service's settings say.
 
         ``origins``: see ``Service.serving``. ``settings``: what the operator has set; each worker
-        serves with it.
+        serves with it. ``logs``: of the workers; None: as Python logs.
         """
         self._service = service
         self._addresses = addresses
@@ -108,6 +113,7 @@ class Supervisor:
         self._restarts = restarts or Restarts()
         self._drain = drain
         self._origins = list(origins)
+        self._logs = logs
         self._settings = {} if settings is None else settings.to_json()
         self._deadline = ProcessDeadline(self._kill)
         self._deaths: deque[float] = deque()
@@ -182,6 +188,7 @@ class Supervisor:
             "tls": tls_to_json(self._tls),
             "drain": self._drain,
             "origins": self._origins,
+            "logs": None if self._logs is None else asdict(self._logs),
             "settings": self._settings,
         }
 
@@ -226,7 +233,7 @@ class Supervisor:
         return bool(self._ended or self._failure)
 
     def _end(self, text: str) -> None:
-        tell(text)
+        log.info("%s", text)
         self._let_go()
         for slot in self._crew:
             slot.end()
@@ -234,7 +241,7 @@ class Supervisor:
 
     def _force(self, text: str) -> None:
         self._cut = True
-        tell(text)
+        log.warning("%s", text)
         for slot in self._crew:
             slot.force()
 
@@ -251,7 +258,7 @@ class Supervisor:
         """
         self._signals.seconds = drain
         if self._announced:
-            tell(f"{slot.name} listens")
+            log.info("%s listens", slot.name)
         elif all(other.addresses for other in self._crew):
             self._announced = True
             for address in slot.addresses:
@@ -262,7 +269,7 @@ class Supervisor:
         if self.ending:
             if self._announced and not (well or slot.unfinished or self._ended > 1):
                 self._cut = True
-                tell(f"{slot.name} {how}")
+                log.error("%s %s", slot.name, how)
             self._check_over()
             return None
         if not self._announced:
@@ -271,7 +278,7 @@ class Supervisor:
             self._check_over()
             return None
         if well:
-            tell(f"{slot.name} was drained; another takes its place")
+            log.info("%s was drained; another takes its place", slot.name)
             return 0.0
         how = slot.failed or f"{slot.name} {how}"
         now = self._loop.time()
@@ -288,7 +295,7 @@ class Supervisor:
             return None
         pause = slot.pause(self._restarts)
         when = f" in {pause:g} s" if pause else ""
-        tell(f"{how}; another takes its place{when}")
+        log.error("%s; another takes its place%s", how, when)
         return pause
 
     @property
@@ -421,7 +428,7 @@ class _Slot:
             self.kill()
 
     def _stuck(self) -> None:
-        tell(f"{self.name} does not end and is killed")
+        log.error("%s does not end and is killed", self.name)
         self.kill()
 
     def _after(self, seconds: float, call: Callable[[], None]) -> None:
@@ -458,7 +465,7 @@ class _Slot:
         if "failed" in message:
             self.failed = message["failed"]
         elif "state" in message:
-            tell(json.dumps(message["state"], separators=(",", ":")))
+            tell_state(message["state"])
         elif "ready" in message:
             self._forget_timers()
             self.addresses = message["ready"]["addresses"]

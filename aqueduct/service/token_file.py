@@ -41,9 +41,9 @@ from typing import Any, Final
 from aqueduct.arguments import KINDS, Duration, Size
 from aqueduct.errors import ConfigError, Refused, WrongType
 from aqueduct.escaping import logger_of, near_miss, shown
+from aqueduct.reloading import Reload, WatchedFiles
 from aqueduct.rpc.describe import DESCRIBE
 from aqueduct.service.context import Call
-from aqueduct.service.reloading import Reload
 
 __all__ = ["TokenEntry", "TokenFile", "append_line", "make_token", "token_line"]
 
@@ -55,8 +55,6 @@ _HASH: Final = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
 _NAME: Final = re.compile(r"[^\s#=,]+")
 _LISTS: Final = ("handlers", "tables", "sinks")
 _LIMITS: Final = (*_LISTS, "expires")
-_COARSE: Final = 2.0
-"""Seconds: a file that was changed so lately may change again without a new time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +126,7 @@ class TokenFile:
         )
         self._salt = secrets.token_bytes(32)
         self._entries: Mapping[bytes, TokenEntry] = {}
-        self._seen: object = None
-        """Tells one state of the file from others; None: read it in any case."""
+        self._files = WatchedFiles([self.path])
         self._mode = 0
         """Of the file, as of the last warning about it."""
         self._complaint = ""
@@ -196,24 +193,20 @@ class TokenFile:
 
     def _read(self) -> bool:
         """Reads the file if it has changed. Raises OSError and ValueError, which name it."""
-        status = os.stat(self.path)
-        if not stat.S_ISREG(status.st_mode):  # to open a pipe might take for ever
-            raise ValueError(f"{self.path} is no file")
-        if self._seen is not None and _state_of(status) == self._seen:
+        if not self._files.changed():
             return False
         with open(self.path, "rb") as file:
-            status = os.fstat(file.fileno())
             content = file.read(self._limit + 1)
         if len(content) > self._limit:
             raise ValueError(f"{self.path} has more than {self._limit} bytes (limit)")
         entries = {
             self._place(entry.digest): entry for entry in _parse(content, where=str(self.path))
         }
-        self._warn(status.st_mode)
+        for mode in self._files.modes:
+            self._warn(mode)
         changed = entries != self._entries
         self._entries = entries
-        fresh = abs(time.time() - max(status.st_mtime, status.st_ctime)) < _COARSE
-        self._seen = None if fresh else _state_of(status)
+        self._files.keep()
         return changed
 
     def _warn(self, mode: int) -> None:
@@ -360,13 +353,3 @@ def _kind_of(handler: str) -> tuple[str, str]:
     if len(parts) == 4 and parts[0] == "aqueduct" and f"{parts[1]}s" in _LISTS:
         return f"{parts[1]}s", parts[3]
     return "handlers", handler
-
-
-def _state_of(status: os.stat_result) -> tuple[int, ...]:
-    return (
-        status.st_dev,
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-    )

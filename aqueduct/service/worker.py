@@ -19,15 +19,23 @@ import sys
 import threading
 import time
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aqueduct.address import Address
 from aqueduct.carriers.contract import Bound, Siblings
 from aqueduct.escaping import one_line
 from aqueduct.forks import own_socket
+from aqueduct.logs import LogSettings, as_json, configure
 from aqueduct.service.lifetime import unless
 from aqueduct.service.loader import load_service
-from aqueduct.service.signals import FORCE_SECONDS, ProcessDeadline, ServiceSignals, end_process
+from aqueduct.service.signals import (
+    FORCE_SECONDS,
+    ProcessDeadline,
+    ServiceSignals,
+    end_process,
+    tell_as,
+)
 from aqueduct.settings.in_force import ServiceSettings
 
 if TYPE_CHECKING:
@@ -80,6 +88,11 @@ class _Worker:
             for place in job["places"]
         ]
         self._files = [path for place in job["places"] for path in place["siblings"]]
+        if job.get("logs") is not None:
+            settings = LogSettings(**job["logs"])
+            configure(settings, worker=True)
+            if settings.format == "json":
+                tell_as(partial(as_json, worker=True))
         listener = threading.Thread(target=self._listen, args=(lines,), daemon=True)
         listener.start()
         try:

@@ -35,6 +35,7 @@ from spark_udfs.options import argument, unknown
 from spark_udfs.worker.awake import idle_limit, kept_awake, without_rows
 from spark_udfs.worker.metrics import TaskMetrics, Total
 from spark_udfs.worker.pickling import PickledFunction
+from spark_udfs.worker.summary import TaskSummary
 from spark_udfs.worker.task import here
 
 __all__ = [
@@ -417,7 +418,7 @@ class FilesFunction(PickledFunction):
         """What was counted of the parts that ended well so far; to be read on the driver."""
         return self.call.numbers
 
-    def summary(self) -> str:
+    def summary(self) -> TaskSummary:
         """``numbers`` in a few lines for people; each part counts as a task."""
         return self.call.summary()
 

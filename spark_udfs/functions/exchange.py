@@ -54,6 +54,7 @@ from spark_udfs.spark_types import (
 from spark_udfs.worker.awake import idle_limit, kept_awake, without_rows
 from spark_udfs.worker.metrics import Tally, TaskMetrics, Total
 from spark_udfs.worker.pickling import PickledFunction, check_picklable
+from spark_udfs.worker.summary import TaskSummary
 from spark_udfs.worker.task import TaskContext, here, locate
 
 if TYPE_CHECKING:
@@ -311,9 +312,9 @@ class Exchange(PickledFunction):
         """What the tasks counted that ended well so far; to be read on the driver."""
         return self.tally.value
 
-    def summary(self) -> str:
-        """``numbers`` in a few lines for people."""
-        return f"{self.handler!r} at {self.peer}: {self.tally.summary()}"
+    def summary(self) -> TaskSummary:
+        """``numbers`` in a few lines for people; a notebook shows a table."""
+        return self.tally.summary().titled(f"{self.handler!r} at {self.peer}")
 
     @property
     def peer(self) -> str:

@@ -36,6 +36,7 @@ from spark_udfs.schemas import AnySchema, large_types
 from spark_udfs.spark_schemas import spark_schema
 from spark_udfs.worker.metrics import Tally, TaskMetrics, Total
 from spark_udfs.worker.pickling import PickledFunction
+from spark_udfs.worker.summary import TaskSummary
 from spark_udfs.worker.task import here
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class GroupFunction(Protocol):
     def __call__(self, *given: Any) -> Any:
         """Calls the handler with a group, and returns its answer."""
 
-    def summary(self) -> str:
+    def summary(self) -> TaskSummary:
         """The numbers in a few lines for people; each group counts as a task."""
 
 
@@ -233,7 +234,7 @@ class KeyedExchange(PickledFunction):
         """What the tasks counted that ended well so far; to be read on the driver."""
         return self.call.numbers
 
-    def summary(self) -> str:
+    def summary(self) -> TaskSummary:
         """``numbers`` in a few lines for people; a batch is a group."""
         return self.call.summary()
 

@@ -33,6 +33,7 @@ from spark_udfs.versions import younger
 from spark_udfs.worker.awake import idle_limit, kept_awake, local_property, without_rows
 from spark_udfs.worker.metrics import Total
 from spark_udfs.worker.pickling import PickledFunction
+from spark_udfs.worker.summary import TaskSummary
 from spark_udfs.worker.task import here
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ class PandasExchange(PickledFunction):
         """What the tasks counted that ended well so far; to be read on the driver."""
         return self.arrow.numbers
 
-    def summary(self) -> str:
+    def summary(self) -> TaskSummary:
         """``numbers`` in a few lines for people."""
         return self.arrow.summary()
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeAlias
 
 from aqueduct.client.call_metrics import CallMetrics
+from spark_udfs.worker.summary import TaskSummary
 
 __all__ = ["Tally", "TaskMetrics", "Total"]
 
@@ -46,21 +47,24 @@ class Total(CallMetrics):
 
     def __str__(self) -> str:
         """A few lines for people."""
+        first, *others = self.rows()
+        return "\n".join([first[1], *(f"{name:8}  {value}" for name, value in others)])
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The same as names with what they are."""
         troubles = (
             _many(self.retries, "retry", "retries"),
             _many(self.reconnects, "reconnect"),
             _many(self.resumes, "resume"),
             _many(self.failed_batches, "failed batch", "failed batches"),
         )
-        return "\n".join(
-            [
-                _many(self.tasks, "task"),
-                f"sent      {self._moved('sent')}",
-                f"received  {self._moved('received')}",
-                f"waited    {self.waiting_seconds:,.1f} s for the service",
-                f"          {', '.join(troubles)}",
-            ]
-        )
+        return [
+            ("", _many(self.tasks, "task")),
+            ("sent", self._moved("sent")),
+            ("received", self._moved("received")),
+            ("waited", f"{self.waiting_seconds:,.1f} s for the service"),
+            ("", ", ".join(troubles)),
+        ]
 
     def _moved(self, way: str) -> str:
         batches, rows, size = (
@@ -101,18 +105,18 @@ class Tally:
             self._here = Total()
             self._begun = Total() if self._accumulator is None else self._accumulator.value
 
-    def summary(self) -> str:
+    def summary(self) -> TaskSummary:
         """``value`` in a few lines for people, or why there is nothing to sum up."""
         total = self.value
         if total.tasks:
-            return str(total)
+            return TaskSummary(str(total), rows=total.rows())
         if _remote():
-            return (
+            return TaskSummary(
                 "no numbers: Spark Connect has no accumulators. Each task's are in the log of its "
                 "Python worker (spark.sql.pyspark.worker.logging.enabled), in OpenTelemetry if "
                 "the workers have it, and in the service's own counters"
             )
-        return "no numbers yet: they come with each task that ends well"
+        return TaskSummary("no numbers yet: they come with each task that ends well")
 
     def _sum(self) -> Total:
         if self._accumulator is None:

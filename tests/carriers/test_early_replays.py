@@ -203,9 +203,9 @@ async def test_a_ticket_is_for_the_version_of_quic_that_gave_it(store: TicketSto
         await asyncio.gather(here.client(), here.client())
         await met(lambda: len(store) == 2)
         await here.server(2)
-        versions = here.door._configuration.supported_versions
+        versions = here.door.configuration.supported_versions
         assert len(versions) > 1
-        here.door._configuration.supported_versions = versions[1:]
+        here.door.configuration.supported_versions = versions[1:]
         user = await here.client()
         assert user.began_early
         user.send(0, b"message", fin=True)
@@ -224,7 +224,7 @@ async def test_a_listener_takes_no_ticket_of_another_version(store: TicketStore)
         await here.ticket()
         (serial,) = store._tickets
         server, kept, until = store._tickets[serial]
-        versions = here.door._configuration.supported_versions
+        versions = here.door.configuration.supported_versions
         store._tickets[serial] = server, dataclasses.replace(kept, version=versions[1]), until
         user = await here.client()
         assert user.began_early

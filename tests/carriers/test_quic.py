@@ -191,7 +191,7 @@ async def test_chacha20() -> None:
     listener = await quic.listen(
         Address.parse("aqueduct://127.0.0.1:0"), DEFAULT, TLS, accepted.set_result
     )
-    listener._configuration.cipher_suites = suite
+    listener.configuration.cipher_suites = suite
     carrier = await quic.connect(Address.parse(listener.addresses[0]), DEFAULT)
     pair = Pair(Recorder(carrier, DEFAULT), Recorder(await accepted, DEFAULT))
     await transfer(pair, 300_000)

@@ -271,6 +271,61 @@ async def test_a_handler_that_never_ends_does_not_delay_the_end():
     release.set()
 
 
+async def test_a_drain_is_not_ready_first_then_takes_no_calls_then_ends_the_rest():
+    made = aqueduct.Service(
+        "ordered", config=config(timing={"drain_delay": 1.0, "drain_timeout": 20})
+    )
+    release, force = asyncio.Event(), asyncio.Event()
+
+    @made.handler("hold")
+    async def hold(batch):
+        await release.wait()
+        return batch
+
+    @made.handler("echo")
+    async def echo(batch):
+        return batch
+
+    async with serving(made, drain=None) as running:
+        (address,) = running.addresses
+        assert running.ready
+        async with await Client.connect(address) as client:
+            held = asyncio.create_task(client.call("hold", numbers(1)))
+            await until(lambda: running.counters()["open_calls"])
+            draining = asyncio.create_task(running.drain(force))
+            await until(lambda: not running.ready)
+            async with await Client.connect(address) as late:  # first: as before
+                assert await late.call("echo", numbers(1)) == numbers(1)
+                assert running.addresses == [address]
+            await until(lambda: not running.addresses)
+            with pytest.raises(Refused) as refused:  # second: none is taken
+                await client.call("echo", numbers(1))
+            assert refused.value.draining and not draining.done()
+            release.set()
+            assert await held == numbers(1)
+        async with asyncio.timeout(10):  # third: the rest
+            await draining
+        assert not running.ready
+
+
+@pytest.mark.parametrize("why", ["forced", "alone", "short"])
+async def test_what_shortens_the_time_in_which_a_service_is_not_ready(why):
+    watched = Watched(config=config(timing={"drain_delay": 600, "drain_timeout": 601}))
+    force = asyncio.Event()
+    async with serving(watched.service, drain=0) as running:
+        if why == "forced":
+            asyncio.get_running_loop().call_soon(force.set)
+        seconds = 0.1 if why == "short" else 601
+        async with asyncio.timeout(10):
+            await running.drain(force, seconds, alone=why == "alone")
+        assert not running.ready and not running.addresses
+
+
+def test_a_service_must_have_time_left_after_it_was_not_ready():
+    with pytest.raises(ConfigError, match=r"Timing.drain_delay \(5 s\) must be below Timing"):
+        config(timing={"drain_delay": 5, "drain_timeout": 5})
+
+
 async def test_force_cuts_the_drain_short():
     watched = Watched()
     async with serving(watched.service, drain=None) as running:

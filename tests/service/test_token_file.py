@@ -16,11 +16,11 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
+from aqueduct import reloading
 from aqueduct.errors import ConfigError, Refused
+from aqueduct.reloading import Reload
 from aqueduct.rpc.describe import DESCRIBE
-from aqueduct.service import token_file
-from aqueduct.service.reloading import Reload
-from aqueduct.service.token_file import append_line, make_token, token_line
+from aqueduct.service.token_file import _parse, append_line, make_token, token_line
 from tests.support.calls import NUMBERS, connected, numbers, sync_client, until
 
 LOOSE: Any = aqueduct
@@ -152,7 +152,7 @@ def test_times_have_a_zone_of_their_own_or_utc():
 
 
 def _entries(*lines: str, end: str = "\n") -> tuple[Any, ...]:
-    return tuple(token_file._parse(("\n".join(lines) + end).encode(), where="tokens.txt"))
+    return tuple(_parse(("\n".join(lines) + end).encode(), where="tokens.txt"))
 
 
 GOOD = "a sha256:" + "1" * 64
@@ -280,7 +280,7 @@ async def test_the_same_size_and_time_hide_no_change(path):
 
 
 async def test_a_file_that_did_not_change_is_not_read(path, monkeypatch):
-    monkeypatch.setattr(token_file, "_COARSE", 0)
+    monkeypatch.setattr(reloading, "_COARSE", 0)
     authorize = aqueduct.TokenFile(path, recheck=0)
     made = aqueduct.Service("closed", authorize=authorize)
     made.handler("echo")(lambda batch: batch)

@@ -49,6 +49,23 @@ def test_a_tally_sums_up_and_begins_again():
     assert tally.value == Total()
 
 
+def test_a_shell_shows_the_summary_as_it_is_and_a_notebook_as_a_table():
+    tally = Tally()
+    tally.add(ONE)
+    summary = tally.summary().titled("'<script>alert(1)</script>\n\x1b[31m' at \"a&b\"")
+    assert summary.startswith("'<script>") and "1 task\nsent" in summary
+    assert "\x1b" not in repr(summary) and "1 task\nsent      1 batch" in repr(summary)
+    page = summary._repr_html_()
+    assert "<script" not in page and "\x1b" not in page and "\n" not in page
+    assert "<caption>&#x27;&lt;script&gt;alert(1)&lt;/script&gt;\\n\\x1b[31m&#x27; at " in page
+    assert "at &quot;a&amp;b&quot;</caption>" in page
+    assert ">sent</th>" in page and ">1 batch, 3 rows, 0.0 MiB</td>" in page
+    again = pickle.loads(pickle.dumps(summary))
+    assert again == summary and again._repr_html_() == page
+    empty = Tally().summary()
+    assert "no numbers yet" in repr(empty) and "no numbers yet" in empty._repr_html_()
+
+
 def test_the_summary_is_for_people():
     tally = Tally()
     tally.add(

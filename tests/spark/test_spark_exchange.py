@@ -73,7 +73,7 @@ def test_a_worker_does_not_walk_what_lives_for_good_after_each_task(spark, addre
 
 def test_tasks_wait_for_their_turn(spark):
     service, inside = aqueduct.Service("model"), threading.Semaphore(1)
-    waited = []
+    waited: list[bool] = []
 
     @service.handler("score", max_concurrency=1)
     def score(batches):

@@ -40,6 +40,7 @@ from aqueduct.carriers.quic.udp import (
     datagram_size,
     host_port,
 )
+from aqueduct.carriers.renewal import Renewed
 from aqueduct.config import Config
 from aqueduct.errors import ConnectionLost
 from aqueduct.escaping import logger_of
@@ -70,14 +71,19 @@ async def listen(
     of no use. ``bidi``: clients that ask for bidirectional streams, by ALPN, have them. If the
     address has ``early_data=on``, these have tickets for early data, too.
     """
-    configuration = server_configuration(config, tls, bidi=bidi)
-    configuration.congestion_control_algorithm = capped_congestion_control(
-        config.quic.congestion_control, config.quic.transport_buffer
-    )
+
+    def configuration(tls: ServerTls) -> QuicConfiguration:
+        made = server_configuration(config, tls, bidi=bidi)
+        made.congestion_control_algorithm = capped_congestion_control(
+            config.quic.congestion_control, config.quic.transport_buffer
+        )
+        return made
+
+    shown = Renewed(tls, configuration)
     if sockets is None:
         (bound,) = await bind(address, 1)
         sockets = bound.sockets
-    return QuicListener(address, config, tls, configuration, on_carrier, sockets, bidi)
+    return QuicListener(address, config, shown, on_carrier, sockets, bidi)
 
 
 class QuicListener:
@@ -87,8 +93,7 @@ class QuicListener:
         self,
         address: Address,
         config: Config,
-        tls: ServerTls,
-        configuration: QuicConfiguration,
+        shown: Renewed[QuicConfiguration],
         on_carrier: Callable[[Carrier], None],
         sockets: Sequence[socket.socket],
         bidi: bool,
@@ -96,8 +101,7 @@ class QuicListener:
         self._bidi = bidi
         self._address = address
         self._config = config
-        self._tls = tls
-        self._configuration = configuration
+        self._shown = shown
         self._on_carrier = on_carrier
         self._loop = asyncio.get_running_loop()
         self._carriers: dict[QuicCarrier, set[bytes]] = {}
@@ -126,13 +130,19 @@ class QuicListener:
         self._doors = [_Acceptor(self, sock, config) for sock in sockets]
         for sock in sockets:
             listens(sock)
+        shown.watch(config.timing.certificate_check)
+
+    @property
+    def configuration(self) -> QuicConfiguration:
+        """For the next connection."""
+        return self._shown.current
 
     @property
     def addresses(self) -> Sequence[str]:
         """What clients can connect to; with the fingerprint of a development certificate."""
         options = dict(self._address.options)
-        if self._tls.development:
-            options["fingerprint"] = self._tls.fingerprint
+        if self._shown.tls.development:
+            options["fingerprint"] = self._shown.tls.fingerprint
         return (str(Address("aqueduct", self._address.host, self._port, options)),)
 
     @property
@@ -148,6 +158,7 @@ class QuicListener:
     def close(self) -> None:
         """Accepts no more; live connections go on."""
         self._accepting = False
+        self._shown.close()
         self._waiting.clear()
         if self._admission is not None:
             self._admission.cancel()
@@ -193,7 +204,7 @@ class QuicListener:
         if self._places.full and (self._waiting or not self._make_room()):
             self._let_wait(door, header, data, address)
             return None
-        configuration = copy.copy(self._configuration)
+        configuration = copy.copy(self.configuration)
         size = datagram_size(self._config, self._address)
         configuration.max_datagram_size = size or BASE
         quic = FastConnection(
@@ -274,7 +285,7 @@ class QuicListener:
 
     def _ask_again(self, header: QuicHeader, address: SocketAddress) -> bytes:
         """A Retry packet (RFC 9000 section 8.1.2)."""
-        source_id = os.urandom(self._configuration.connection_id_length)
+        source_id = os.urandom(self.configuration.connection_id_length)
         return encode_quic_retry(
             version=cast(int, header.version),
             source_cid=source_id,
@@ -387,7 +398,7 @@ class _Acceptor:
         self._read_early: set[bytes] = set()
         """Connection ids with early data that was read, and whose handshake was not completed."""
         self._loop = asyncio.get_running_loop()
-        self._id_length = listener._configuration.connection_id_length
+        self._id_length = listener.configuration.connection_id_length
         self._connect_timeout = config.timing.connect_timeout
         self.socket = UdpSocket(
             sock,
@@ -524,7 +535,7 @@ class _Acceptor:
             return carrier
         if len(data) < SMALLEST_MAX_DATAGRAM_SIZE:
             return None  # no answer: it would be larger than what asked for it
-        supported = self._listener._configuration.supported_versions
+        supported = self._listener.configuration.supported_versions
         if header.packet_type == QuicPacketType.VERSION_NEGOTIATION:
             return None
         if header.version not in supported:

@@ -18,6 +18,7 @@ from aqueduct.carriers.certificates import ServerTls
 from aqueduct.carriers.clock import clock_of
 from aqueduct.carriers.contract import Carrier, Siblings
 from aqueduct.carriers.places import Places, origin_of
+from aqueduct.carriers.renewal import Renewed
 from aqueduct.carriers.stream.binding import SocketFile, bind
 from aqueduct.carriers.stream.connection import StreamCarrier
 from aqueduct.carriers.stream.link import CarrierLink, LinkConnection, RelayedBy
@@ -70,14 +71,15 @@ async def listen(
     the path is taken, the certificate is missing or of no use. ``bidi``: clients that ask for
     bidirectional streams have them.
     """
-    context: Context | None = None
+    shown: Renewed[Context] | None = None
     if address.scheme == "aqueduct+tls":
         if tls is None:
             raise ConfigError(
                 f"{address}: TLS needs a certificate: pass tls=ServerTls(certificate, key), or "
                 "dev_certificate() for development"
             )
-        context = server_context(tls, *((LINK_ALPN,) if address.resume else ()), ALPN)
+        protocols = *((LINK_ALPN,) if address.resume else ()), ALPN
+        shown = Renewed(tls, lambda tls: server_context(tls, *protocols))
     file: SocketFile | None = None
     shared = sockets is not None
     if sockets is None:
@@ -85,9 +87,7 @@ async def listen(
         sockets = bound.sockets
         if address.scheme == UNIX:
             file = SocketFile(address.path)
-    return StreamListener(
-        address, config, tls, context, on_carrier, sockets, file, shared, siblings, bidi
-    )
+    return StreamListener(address, config, shown, on_carrier, sockets, file, shared, siblings, bidi)
 
 
 class StreamListener:
@@ -97,8 +97,7 @@ class StreamListener:
         self,
         address: Address,
         config: Config,
-        tls: ServerTls | None,
-        context: Context | None,
+        shown: Renewed[Context] | None,
         on_carrier: Callable[[Carrier], None],
         sockets: Sequence[socket.socket],
         file: SocketFile | None,
@@ -110,8 +109,7 @@ class StreamListener:
             address = address.with_port(sockets[0].getsockname()[1])
         self._address = address
         self._config = config
-        self._tls = tls
-        self._context = context
+        self._shown = shown
         self._on_carrier = on_carrier
         self._sockets = list(sockets)
         self._file = file
@@ -153,6 +151,8 @@ class StreamListener:
             own_socket(sock)
             listens(sock)
             sock.setblocking(False)
+        if shown is not None:
+            shown.watch(config.timing.certificate_check)
         self._listen()
 
     @property
@@ -160,8 +160,8 @@ class StreamListener:
         """What clients can connect to; with the fingerprint of a development certificate."""
         address = self._address
         options = {name: text for name, text in address.options.items() if name != "mode"}
-        if self._context is not None and self._tls is not None and self._tls.development:
-            options["fingerprint"] = self._tls.fingerprint
+        if self._shown is not None and self._shown.tls.development:
+            options["fingerprint"] = self._shown.tls.fingerprint
         return (str(Address(address.scheme, address.host, address.port, options, address.path)),)
 
     @property
@@ -178,6 +178,8 @@ class StreamListener:
         """Accepts no more; live connections go on."""
         if self._accepting:
             self._accepting = False
+            if self._shown is not None:
+                self._shown.close()
             self._rest()
             if self._again is not None:
                 self._again.cancel()
@@ -484,7 +486,7 @@ class StreamListener:
                 self._config,
                 scheme=self._address.scheme,
                 is_client=False,
-                context=self._context,
+                context=None if self._shown is None else self._shown.current,
                 server_name=None,
                 bidi=self._bidi,
             )

@@ -13,6 +13,7 @@ from aqueduct.carriers.binding import host_port, listens
 from aqueduct.carriers.certificates import ServerTls
 from aqueduct.carriers.contract import Bound
 from aqueduct.carriers.places import Places, origin_of
+from aqueduct.carriers.renewal import Renewed
 from aqueduct.carriers.stream.sockets import credentials_of
 from aqueduct.carriers.tls_stdlib import server_context
 from aqueduct.carriers.transports.byte_transport import ByteTransport, prepare
@@ -109,9 +110,10 @@ class Accepting:
         self.patience = patience
         self.address = bound.address
         """What clients connect to, with the real port."""
-        self._context: ssl.SSLContext | None = None
+        self._shown: Renewed[ssl.SSLContext] | None = None
         if tls is not None:
-            self._context = server_context(tls, *protocols)
+            self._shown = Renewed(tls, lambda tls: server_context(tls, *protocols))
+            self._shown.watch(config.timing.certificate_check)
             if tls.development:
                 options = {**bound.address.options, "fingerprint": tls.fingerprint}
                 found = bound.address
@@ -138,6 +140,8 @@ class Accepting:
 
     async def close(self) -> None:
         """Accepts no more, also if this is cancelled. Connections in their handshake end."""
+        if self._shown is not None:
+            self._shown.close()
         for accepting in self._accepting:
             accepting.cancel()
         try:
@@ -177,7 +181,7 @@ class Accepting:
                 continue
             self._arrivals.add(arrival)
             self._places.add(arrival, arrival.origin, self._loop.time())
-            arrival.begin(self._context)
+            arrival.begin(None if self._shown is None else self._shown.current)
 
     async def _readable(self, sock: socket.socket) -> None:
         """Waits for a connection. Accepted within a wait, its socket could be lost by a close."""

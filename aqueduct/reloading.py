@@ -1,15 +1,70 @@
-"""``Reload``: work in a thread, shared by all callers that wait for it, on any event loop."""
+"""``WatchedFiles`` and ``Reload``: when to read files again, and a thread that reads them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import stat
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
 
 from aqueduct import forks
 
-__all__ = ["Reload"]
+__all__ = ["Reload", "WatchedFiles"]
+
+_COARSE: Final = 2.0
+"""Seconds: a file that was changed so lately may change again without a new time."""
+
+
+class WatchedFiles:
+    """Files that are read again when one of them changes, or what a link on their path leads to.
+
+    ``changed()``, then read all of them, then ``keep()`` if what they say is of use. Until then
+    they count as changed. A file that changes between the two counts as changed, too.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = tuple(paths)
+        self.modes: list[int] = []
+        """Of the files that are there, as ``changed`` saw them."""
+        self._kept: object = None
+        self._seen: object = None
+
+    def changed(self) -> bool:
+        """Whether the files are to be read. A missing file counts as changed.
+
+        Raises ValueError for what is no file: to open a pipe might take for ever.
+        """
+        self._seen = self._states()
+        return self._kept is None or self._seen != self._kept
+
+    def keep(self) -> None:
+        """What was read since ``changed`` is in use."""
+        now = self._states()
+        self._kept = now if now == self._seen and not self._fresh else None
+
+    def _states(self) -> list[tuple[int, ...] | None]:
+        states: list[tuple[int, ...] | None] = []
+        self.modes, latest = [], 0.0
+        for path in self.paths:
+            try:
+                found = os.stat(path)
+            except OSError:  # who reads it says why
+                states.append(None)
+                continue
+            if not stat.S_ISREG(found.st_mode):
+                raise ValueError(f"{path} is no file")
+            self.modes.append(found.st_mode)
+            latest = max(latest, found.st_mtime, found.st_ctime)
+            states.append(
+                (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+            )
+        self._fresh = abs(time.time() - latest) < _COARSE
+        return states
 
 
 class Reload:

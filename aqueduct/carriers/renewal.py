@@ -1,0 +1,179 @@
+"""``Renewed``: what a server shows, made again when the files of its certificate change.
+
+A timer of the event loop has a thread look at the files of all servers of this loop, one after the
+other. Nothing runs between two looks. A connection keeps the certificate of its handshake; the next
+one gets the new certificate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+from weakref import WeakKeyDictionary, ref
+
+from aqueduct.carriers.certificates import ServerTls, certificates_of, fingerprint_of
+from aqueduct.escaping import logger_of
+from aqueduct.reloading import Reload, WatchedFiles
+
+__all__ = ["Renewed"]
+
+log = logger_of(__name__)
+
+T = TypeVar("T")
+
+_FILES: Final = ("certificate", "key", "client_ca")
+_NOBODY_WAITS: Final = 1.0
+"""Seconds: of a wait that there is not."""
+
+
+class Renewed(Generic[T]):
+    """What ``make`` makes of a certificate, its key and the CAs of clients.
+
+    It is made anew when their files change. Files that are of no use change nothing: the log says
+    why, and the next look tries again. What was given as bytes stays, and so does all of it if one
+    of the files is a pipe, which can be read once.
+    """
+
+    def __init__(self, tls: ServerTls, make: Callable[[ServerTls], T]) -> None:
+        """Raises what ``make`` raises, ConfigError for files that are of no use."""
+        given = {name: getattr(tls, name) for name in _FILES}
+        paths: dict[str, Any] = {
+            name: Path(os.path.abspath(each))  # a link stays one: it may lead elsewhere later
+            for name, each in given.items()
+            if each is not None and not isinstance(each, bytes)
+        }
+        self.tls = replace(tls, **paths)
+        """Its files, wherever the process goes."""
+        self._make = make
+        self._files = WatchedFiles(list(paths.values()))
+        self._digests: list[bytes] = []
+        self._watcher: _Watcher | None = None
+        self.complaint = ""
+        """Why the last look had no use for the files; empty: it had."""
+        try:
+            self._files.changed()
+        except ValueError:
+            self._files = WatchedFiles([])
+        else:
+            self._digests = self._read()
+        self.current = make(tls)
+        """For the next connection."""
+        self._files.keep()
+
+    def watch(self, seconds: float) -> None:
+        """Has a look at the files every ``seconds``, by the event loop that runs; 0: none."""
+        if seconds and self._files.paths:
+            self._watcher = _Watcher.of(asyncio.get_running_loop())
+            self._watcher.add(self, seconds)
+
+    def close(self) -> None:
+        """Ends the looks."""
+        if self._watcher is not None:
+            self._watcher.remove(self)
+            self._watcher = None
+
+    def look(self) -> str:
+        """Makes it anew if the files have changed. Returns what the log is to say; may wait.
+
+        Raises ConfigError, ValueError and OSError for files that are of no use.
+        """
+        if not self._files.changed():
+            return ""
+        digests = self._read()
+        if digests == self._digests:
+            self._files.keep()
+            return ""
+        self.current = self._make(self.tls)
+        self._digests = digests
+        self._files.keep()
+        shown = certificates_of(self.tls.certificate, "certificate")[0]
+        return (
+            f"{self.names}: read again; new connections get the certificate "
+            f"{fingerprint_of(shown)}, valid until {shown.not_valid_after_utc.isoformat()}"
+        )
+
+    @property
+    def names(self) -> str:
+        """Of the files."""
+        return ", ".join(map(str, self._files.paths))
+
+    def _read(self) -> list[bytes]:
+        """Tells the contents of the files from others."""
+        found = []
+        for path in self._files.paths:
+            try:
+                found.append(hashlib.sha256(path.read_bytes()).digest())
+            except OSError:  # ``make`` says why
+                found.append(b"")
+        return found
+
+
+class _Watcher:
+    """Looks at the files of all servers on one event loop."""
+
+    def __init__(self) -> None:
+        self._watched: dict[Renewed[Any], float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._reload = Reload(self._look, name="aqueduct-certificates", timeout=_NOBODY_WAITS)
+
+    @staticmethod
+    def of(loop: asyncio.AbstractEventLoop) -> _Watcher:
+        """The one of this loop, which is the running one."""
+        known = _watchers.get(loop)
+        found = None if known is None else known()
+        if found is None:
+            found = _Watcher()
+            _watchers[loop] = ref(found)
+        return found
+
+    def add(self, renewed: Renewed[Any], seconds: float) -> None:
+        self._watched[renewed] = seconds
+        self._wait()
+
+    def remove(self, renewed: Renewed[Any]) -> None:
+        self._watched.pop(renewed, None)
+        if not self._watched and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wait(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        seconds = min(self._watched.values())
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._due)
+
+    def _due(self) -> None:
+        self._wait()
+        try:
+            self._reload.begin()
+        except RuntimeError as error:
+            log.error("the files of certificates are not looked at: %s", error)
+
+    # In a thread
+
+    def _look(self) -> None:
+        said: set[str] = set()
+        """Servers of several addresses have the same files, and the log has each text once."""
+        for renewed in tuple(self._watched):
+            before, renewed.complaint = renewed.complaint, ""
+            try:
+                text = renewed.look()
+            except Exception as error:  # noqa: BLE001  the others are to be looked at
+                renewed.complaint = str(error) or type(error).__name__
+                text = f"{renewed.complaint}; what was read before stays in use"
+                if renewed.complaint != before and text not in said:
+                    log.error("%s", text)
+            else:
+                if before and not text:
+                    text = f"{renewed.names}: as they were read before"
+                if text and text not in said:
+                    log.info("%s", text)
+            said.add(text)
+
+
+_watchers: WeakKeyDictionary[asyncio.AbstractEventLoop, ref[_Watcher]] = WeakKeyDictionary()
