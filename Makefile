@@ -13,7 +13,7 @@ CYTHON := $(wildcard aqueduct/_speedups/*/*.pyx aqueduct/_speedups/*/*.pxd)
 COMPILED := $(patsubst %.pyi,%,$(subst /,.,$(wildcard aqueduct/_speedups/*/*.pyi)))
 
 .PHONY: help java demo test test-long bounds pysparks pythons fuzz requirements sabotage profiled \
-	bench bench-spark bench-check wheel wheels lint lint-types lint-stubs format setup clean
+	bench bench-spark bench-check docs wheel wheels lint lint-types lint-stubs format setup clean
 
 help:           ## these lines
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | expand -t 14
@@ -103,6 +103,9 @@ wheel: setup    ## sdist, wheel from it, repaired, and tried in a fresh environm
 wheels: setup   ## the wheels of every supported Python, by cibuildwheel; ONLY='cp311-*', TESTS=compiled
 	ci/wheels.sh '$(ONLY)' $(TESTS)
 
+docs: .venv/.stamp-docs ## the docs site in build/site, with search; a broken link is an error
+	ci/env python -m ci.docs_site
+
 clean:          ## everything that is made, with the virtual environment
 	rm -rf .venv build dist wheelhouse *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f aqueduct/_speedups/*.so
@@ -130,6 +133,10 @@ clean:          ## everything that is made, with the virtual environment
 
 java: .venv/.stamp-python
 	@ci/system.sh java >/dev/null
+
+.venv/.stamp-docs: .venv/.stamp-deps .venv/.stamp-build
+	$(PIP) --group docs
+	touch $@
 
 # What Spark's Java loads, for the many that tests start.
 .venv/spark.jsa: ci/spark_cds.py | setup

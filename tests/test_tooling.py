@@ -141,7 +141,7 @@ def test_the_page_of_the_package_has_links_that_lead_somewhere(sdist: Path, proj
     page = str(metadata.get_payload())
     repository = project["project"]["urls"]["Repository"]
     base = f"{repository}/blob/v{project['project']['version']}/"
-    assert f"]({base}docs/guides/service.md)" in page
+    assert f"]({base}docs/guides/client.md)" in page
     links = re.findall(r"\]\(([^)]*)\)", page)
     assert len(links) > 15
     assert [link for link in links if "://" not in link] == []
