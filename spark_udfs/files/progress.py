@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from aqueduct.client.call_metrics import CallMetrics
 from aqueduct.escaping import escape, logger_of
-from spark_udfs.files.bars import Bar, Progress, bar_for
+from spark_udfs.files.bars import Bar, FilesProgress, bar_for
 from spark_udfs.worker.metrics import Tally, Total
 
 __all__ = ["Watch", "watch"]
@@ -62,7 +62,7 @@ class Watch:
                     continue
                 self._shown[number] = self._make(), time.monotonic(), self._tally.value
             bar, began, before = self._shown[number]
-            progress = Progress(self._title, seconds=time.monotonic() - began)
+            progress = FilesProgress(self._title, seconds=time.monotonic() - began)
             for begun in filter(None, map(self._queries.stage, stages)):
                 progress.tasks += begun.numTasks
                 progress.running += begun.numActiveTasks
