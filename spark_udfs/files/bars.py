@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TextIO
 from aqueduct.escaping import escape
 from spark_udfs.worker.metrics import Total
 
-__all__ = ["Bar", "LineBar", "NotebookBar", "FilesProgress", "RichBar", "TerminalBar", "bar_for"]
+__all__ = ["Bar", "FilesProgress", "LineBar", "NotebookBar", "RichBar", "TerminalBar", "bar_for"]
 
 MiB: Final = 1 << 20
 _LINES_EVERY: Final = 10.0  # seconds between two lines where nothing can be overwritten

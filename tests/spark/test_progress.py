@@ -22,7 +22,7 @@ import aqueduct
 from aqueduct.errors import ConfigError
 from spark_udfs import exchange_files
 from spark_udfs.files import bars, progress
-from spark_udfs.files.bars import LineBar, FilesProgress, RichBar, TerminalBar, bar_for
+from spark_udfs.files.bars import FilesProgress, LineBar, RichBar, TerminalBar, bar_for
 from spark_udfs.files.progress import Watch
 from spark_udfs.worker.metrics import Tally, TaskMetrics, Total
 from tests.support.calls import served
