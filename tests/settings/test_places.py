@@ -266,8 +266,9 @@ def test_they_travel_to_workers_without_secrets() -> None:
         "AQUEDUCT_TIMING_IDLE_TIMEOUT": "2min",
         "AQUEDUCT_DEBUG": "1",
     }
-    text = json.dumps(read_settings(environment=variables).to_json())
-    assert "hush" not in text
+    given = read_settings(environment=variables)
+    text = json.dumps(given.to_json())
+    assert "hush" not in text + repr(given) + repr(given.serve())
     found = ServiceSettings.from_json(json.loads(text)).config()
     assert (found.calls.compressions, found.timing.idle_timeout) == (("zstd",), 120)
     assert found.debug
@@ -281,3 +282,9 @@ def test_every_default_is_text_that_is_read_as_it() -> None:
             given = [part.strip(' "') for part in text.strip("[]").split(",")] if strings else text
             given = setting.default if setting.base == "bool" else given
             assert setting.read(given, setting.name) == setting.default, setting.name
+
+
+def test_a_choice_is_one_of_its_values() -> None:
+    assert Serve(log_format="json").log_format == "json"
+    with pytest.raises(ConfigError, match=r"^Serve\.log_format is 'xml'; it must be text or json"):
+        Serve(log_format="xml")
