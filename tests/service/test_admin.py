@@ -19,8 +19,10 @@ import pytest
 import aqueduct
 from aqueduct.config import DEFAULT, Admin, Calls, Config, Limits
 from aqueduct.errors import AqueductError, ConfigError, HandlerFailed, UnknownHandler
+from aqueduct.service.operated import as_operated
 from aqueduct.service.reporting import ServiceReporter
 from aqueduct.service.server import RunningService
+from aqueduct.settings.places import read_settings
 from tests.service import reactive_clients
 from tests.service.reactive_clients import TCP, asking
 from tests.support.proxy import CuttingProxy
@@ -447,6 +449,18 @@ async def test_a_forked_child_does_not_keep_the_port() -> None:
         for child in children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)  # noqa: ASYNC222  it was killed
+
+
+def test_an_operator_may_set_it() -> None:
+    names = ("certificate", "key", "key_password", "client_ca", "tls")
+    given = {**dict.fromkeys(names), "dev_certificate": False, "origins": (), "admin": None}
+    found = read_settings(environment={"AQUEDUCT_SERVE_ADMIN": "127.0.0.1:9464"})
+    _, options = as_operated(found, ["memory://x"], given)
+    assert options["admin"] == "127.0.0.1:9464"
+    _, options = as_operated(read_settings(environment={}), [], {**given, "admin": "127.0.0.1:1"})
+    assert options["admin"] == "127.0.0.1:1"
+    with pytest.raises(ConfigError, match=r"AQUEDUCT_SERVE_ADMIN is .*must be HOST:PORT"):
+        read_settings(environment={"AQUEDUCT_SERVE_ADMIN": "9464"})
 
 
 @pytest.mark.parametrize("place", ["9464", "127.0.0.1", ":9464", "127.0.0.1:65536", "a b:1", 9464])
