@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TextIO
 from aqueduct.escaping import escape
 from spark_udfs.worker.metrics import Total
 
-__all__ = ["Bar", "LineBar", "NotebookBar", "Progress", "RichBar", "TerminalBar", "bar_for"]
+__all__ = ["Bar", "FilesProgress", "LineBar", "NotebookBar", "RichBar", "TerminalBar", "bar_for"]
 
 MiB: Final = 1 << 20
 _LINES_EVERY: Final = 10.0  # seconds between two lines where nothing can be overwritten
@@ -23,7 +23,7 @@ _WIDTH: Final = 24  # characters of a bar of text
 
 
 @dataclass(slots=True)
-class Progress:
+class FilesProgress:
     """How one query stands."""
 
     title: str
@@ -62,7 +62,7 @@ class Progress:
 class Bar(Protocol):
     """Shows how one query stands; used by one thread."""
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: FilesProgress) -> None:
         """How it stands now."""
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class LineBar:
         self._due = 0.0
         self._last = ""
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: FilesProgress) -> None:
         """See Bar."""
         self._last = str(progress)
         if time.monotonic() >= self._due:
@@ -121,7 +121,7 @@ class TerminalBar:
     def __init__(self, where: TextIO | None = None) -> None:
         self._where = where or sys.stderr
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: FilesProgress) -> None:
         """See Bar."""
         full = round(_WIDTH * _share(progress))
         drawn = "#" * full + "." * (_WIDTH - full)
@@ -150,7 +150,7 @@ class RichBar:
         self._live = Live(console=console, auto_refresh=False)
         self._live.start()
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: FilesProgress) -> None:
         """See Bar."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
@@ -174,7 +174,7 @@ class NotebookBar:
     def __init__(self) -> None:
         self._handle: Any = None
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: FilesProgress) -> None:
         """See Bar."""
         display: Any = import_module("IPython.display")
         made = display.HTML(_html(progress))
@@ -187,7 +187,7 @@ class NotebookBar:
         """The last state stays."""
 
 
-def _html(progress: Progress) -> str:
+def _html(progress: FilesProgress) -> str:
     title = html_escape(escape(progress.title))
     numbers = html_escape(escape(", ".join(progress.parts())))
     most = max(progress.tasks, 1)
@@ -197,7 +197,7 @@ def _html(progress: Progress) -> str:
     )
 
 
-def _share(progress: Progress) -> float:
+def _share(progress: FilesProgress) -> float:
     return min(progress.ended / progress.tasks, 1.0) if progress.tasks else 0.0
 
 

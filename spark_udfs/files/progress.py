@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from aqueduct.client.call_metrics import CallMetrics
 from aqueduct.escaping import escape, logger_of
-from spark_udfs.files.bars import Bar, Progress, bar_for
+from spark_udfs.files.bars import Bar, FilesProgress, bar_for
 from spark_udfs.worker.metrics import Tally, Total
 
 __all__ = ["Watch", "watch"]
@@ -32,6 +32,7 @@ log = logger_of(__name__)
 
 _PAUSE: Final = 0.5  # seconds between two looks
 _QUERIES: Final = 20  # of Spark's newest queries that are looked at
+_MOST: Final = 8  # functions that are looked at, the newest ones
 _FAREWELL: Final = 1.0  # seconds at the end of the program for the last line of a bar
 
 
@@ -53,6 +54,8 @@ class Watch:
 
     def look(self) -> None:
         """Shows how the queries stand. Raises what Spark raises."""
+        if not self._shown and not self._queries.at_work():
+            return
         for number, stages, over in self._queries.with_function(self.name):
             if number in self._over:
                 continue
@@ -62,7 +65,7 @@ class Watch:
                     continue
                 self._shown[number] = self._make(), time.monotonic(), self._tally.value
             bar, began, before = self._shown[number]
-            progress = Progress(self._title, seconds=time.monotonic() - began)
+            progress = FilesProgress(self._title, seconds=time.monotonic() - began)
             for begun in filter(None, map(self._queries.stage, stages)):
                 progress.tasks += begun.numTasks
                 progress.running += begun.numActiveTasks
@@ -91,18 +94,29 @@ class _Queries:
         self._sql = session._jsparkSession.sharedState().statusStore()
         self._tracker = session.sparkContext.statusTracker()
         self.context = session.sparkContext
+        self._has: dict[int, bool] = {}
+        """Of the newest queries: whether they have the function. A plan may be long."""
+
+    def at_work(self) -> bool:
+        """Whether Spark runs any job."""
+        return bool(self._tracker.getActiveJobsIds())
 
     def with_function(self, name: str) -> list[tuple[int, list[int], bool]]:
         """Number, stages and whether it is over, of each newest query with this function."""
         count = self._sql.executionsCount()
         newest = self._sql.executionsList(max(0, count - _QUERIES), _QUERIES)
-        found = []
+        found, known, self._has = [], self._has, {}
         for place in range(newest.size()):
             query = newest.apply(place)
-            if f"{name}(" in query.physicalPlanDescription():
+            number = int(query.executionId())
+            has = known.get(number)
+            if has is None:
+                has = f"{name}(" in query.physicalPlanDescription()
+            self._has[number] = has
+            if has:
                 stages = [int(each) for each in query.stages().mkString(",").split(",") if each]
                 over = not query.completionTime().isEmpty()
-                found.append((query.executionId(), stages, over))
+                found.append((number, stages, over))
         return found
 
     def stage(self, number: int) -> Any:
@@ -131,6 +145,8 @@ class _Watcher:
                 self._pid, self._watches, self._thread = os.getpid(), {}, None
             if watch.name in self._watches:
                 return
+            while len(self._watches) >= _MOST:
+                self._watches.pop(next(iter(self._watches))).close()
             self._watches[watch.name] = watch
             if self._thread is None:
                 self._stopped = threading.Event()

@@ -22,13 +22,13 @@ import aqueduct
 from aqueduct.errors import ConfigError
 from spark_udfs import exchange_files
 from spark_udfs.files import bars, progress
-from spark_udfs.files.bars import LineBar, Progress, RichBar, TerminalBar, bar_for
+from spark_udfs.files.bars import FilesProgress, LineBar, RichBar, TerminalBar, bar_for
 from spark_udfs.files.progress import Watch
 from spark_udfs.worker.metrics import Tally, TaskMetrics, Total
 from tests.support.calls import served
 
 TOTAL = Total(rows_sent=1_234_567, bytes_sent=96 << 20, waiting_seconds=1.25, tasks=3)
-HALF = Progress("exchange_files 'score'", 8, 2, 4, 1, TOTAL, seconds=2.0)
+HALF = FilesProgress("exchange_files 'score'", 8, 2, 4, 1, TOTAL, seconds=2.0)
 SAID = (
     "4 of 8 tasks, 2 running, 1 failed, 3 files or parts, 1,234,567 rows, 96.0 MiB, 48.0 MiB/s, "
     "1.2 s waiting for the service"
@@ -60,8 +60,8 @@ def terminal(columns: int = 0) -> Iterator[tuple[TextIO, list[str]]]:
 
 def test_the_line_says_what_spark_and_the_tasks_say():
     assert str(HALF) == f"exchange_files 'score': {SAID}"
-    assert "0 of 0 tasks, 0 running, 0 files or parts" in str(Progress("new"))
-    assert "failed" not in str(Progress("new"))
+    assert "0 of 0 tasks, 0 running, 0 files or parts" in str(FilesProgress("new"))
+    assert "failed" not in str(FilesProgress("new"))
 
 
 @pytest.mark.parametrize("kind", [TerminalBar, RichBar])
@@ -69,7 +69,7 @@ def test_a_terminal_has_one_line_that_is_written_over(kind, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     with terminal(400) as (where, seen):
         bar = kind(where)
-        bar.show(Progress("exchange_files '\x1b]0;a\x07\n'", 8))
+        bar.show(FilesProgress("exchange_files '\x1b]0;a\x07\n'", 8))
         bar.show(HALF)
         bar.close()
     text = "".join(seen)
@@ -89,7 +89,7 @@ def test_a_long_line_is_cut_to_the_terminal():
 def test_lines_for_a_log_are_few_and_end_with_the_last_state():
     where = io.StringIO()
     bar = LineBar(where)
-    bar.show(Progress("first", 8))
+    bar.show(FilesProgress("first", 8))
     for _ in range(100):
         bar.show(HALF)
     bar.close()
@@ -98,7 +98,7 @@ def test_lines_for_a_log_are_few_and_end_with_the_last_state():
 
 
 def test_a_notebook_shows_text_and_no_markup():
-    page = bars._html(Progress("<script>alert(1)</script>\x1b", 8, ended=2))
+    page = bars._html(FilesProgress("<script>alert(1)</script>\x1b", 8, ended=2))
     assert "<script" not in page and "\x1b" not in page
     assert '<progress max="8" value="2"></progress>' in page
 
@@ -130,6 +130,9 @@ class Queries:
         self.found: list[tuple[int, list[int], bool]] = []
         self.stages: dict[int, Stage] = {}
 
+    def at_work(self) -> bool:
+        return True
+
     def with_function(self, name: str) -> list[tuple[int, list[int], bool]]:
         return self.found
 
@@ -143,11 +146,11 @@ class Recorder:
     made: ClassVar[list[Recorder]]
 
     def __init__(self) -> None:
-        self.shown: list[Progress] = []
+        self.shown: list[FilesProgress] = []
         self.closed = 0
         self.made.append(self)
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: FilesProgress) -> None:
         self.shown.append(progress)
 
     def close(self) -> None:
@@ -199,6 +202,19 @@ def test_a_watch_that_ends_early_closes_its_bars(recorder):
     watch.look()
     watch.close()
     assert recorder.made[0].closed == 1
+
+
+def test_the_newest_functions_alone_are_looked_at(recorder):
+    watcher = progress._Watcher()
+    watcher._thread = threading.current_thread()  # it begins none
+    queries = Queries()
+    queries.found = [(1, [], False)]
+    for number in range(20):
+        watch = Watch(f"f{number}", "title", Tally(), recorder, queries)
+        watch.look()
+        watcher.add(watch)
+    assert list(watcher._watches) == [f"f{number}" for number in range(12, 20)]
+    assert [bar.closed for bar in recorder.made] == [1] * 12 + [0] * 8
 
 
 def test_progress_is_yes_no_or_none():
