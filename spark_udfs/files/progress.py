@@ -135,6 +135,8 @@ class _Watcher:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._watches: dict[str, Watch] = {}
+        self._dropped: list[Watch] = []
+        """Others took their places; the thread ends their bars."""
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
@@ -143,10 +145,11 @@ class _Watcher:
         with self._lock:
             if self._pid != os.getpid():  # a fork: the thread and the bars are the parent's
                 self._pid, self._watches, self._thread = os.getpid(), {}, None
+                self._dropped = []
             if watch.name in self._watches:
                 return
             while len(self._watches) >= _MOST:
-                self._watches.pop(next(iter(self._watches))).close()
+                self._dropped.append(self._watches.pop(next(iter(self._watches))))
             self._watches[watch.name] = watch
             if self._thread is None:
                 self._stopped = threading.Event()
@@ -162,19 +165,25 @@ class _Watcher:
             self._stopped.set()
             thread.join(_FAREWELL)
 
+    def look(self) -> None:
+        """Once, at all functions. Raises what Spark raises."""
+        while self._dropped:
+            self._dropped.pop().close()
+        for each in tuple(self._watches.values()):
+            each.look()
+
     def _run(self, stopped: threading.Event) -> None:
         try:
             while not stopped.wait(_PAUSE):
-                for each in tuple(self._watches.values()):
-                    each.look()
-            for each in tuple(self._watches.values()):
-                each.look()
+                self.look()
+            self.look()
         except Exception as error:  # noqa: BLE001  the context has stopped, or Spark differs
             log.debug("progress is not shown any more: %s: %s", type(error).__name__, error)
         finally:
             with self._lock:
-                watches, self._watches, self._thread = self._watches, {}, None
-            for each in watches.values():
+                watches = [*self._dropped, *self._watches.values()]
+                self._dropped, self._watches, self._thread = [], {}, None
+            for each in watches:
                 each.close()
 
 

@@ -213,6 +213,7 @@ def test_the_newest_functions_alone_are_looked_at(recorder):
         watch = Watch(f"f{number}", "title", Tally(), recorder, queries)
         watch.look()
         watcher.add(watch)
+    watcher.look()
     assert list(watcher._watches) == [f"f{number}" for number in range(12, 20)]
     assert [bar.closed for bar in recorder.made] == [1] * 12 + [0] * 8
 
