@@ -177,11 +177,11 @@ class NotebookBar:
     def show(self, progress: FilesProgress) -> None:
         """See Bar."""
         display: Any = import_module("IPython.display")
-        made = display.HTML(_html(progress))
+        made = {"text/html": _html(progress), "text/plain": escape(progress)}
         if self._handle is None:
-            self._handle = display.display(made, display_id=True)
+            self._handle = display.display(made, raw=True, display_id=True)
         else:
-            self._handle.update(made)
+            self._handle.update(made, raw=True)
 
     def close(self) -> None:
         """The last state stays."""

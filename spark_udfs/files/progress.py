@@ -32,6 +32,7 @@ log = logger_of(__name__)
 
 _PAUSE: Final = 0.5  # seconds between two looks
 _QUERIES: Final = 20  # of Spark's newest queries that are looked at
+_MOST: Final = 8  # functions that are looked at, the newest ones
 _FAREWELL: Final = 1.0  # seconds at the end of the program for the last line of a bar
 
 
@@ -53,6 +54,8 @@ class Watch:
 
     def look(self) -> None:
         """Shows how the queries stand. Raises what Spark raises."""
+        if not self._shown and not self._queries.at_work():
+            return
         for number, stages, over in self._queries.with_function(self.name):
             if number in self._over:
                 continue
@@ -91,18 +94,29 @@ class _Queries:
         self._sql = session._jsparkSession.sharedState().statusStore()
         self._tracker = session.sparkContext.statusTracker()
         self.context = session.sparkContext
+        self._has: dict[int, bool] = {}
+        """Of the newest queries: whether they have the function. A plan may be long."""
+
+    def at_work(self) -> bool:
+        """Whether Spark runs any job."""
+        return bool(self._tracker.getActiveJobsIds())
 
     def with_function(self, name: str) -> list[tuple[int, list[int], bool]]:
         """Number, stages and whether it is over, of each newest query with this function."""
         count = self._sql.executionsCount()
         newest = self._sql.executionsList(max(0, count - _QUERIES), _QUERIES)
-        found = []
+        found, known, self._has = [], self._has, {}
         for place in range(newest.size()):
             query = newest.apply(place)
-            if f"{name}(" in query.physicalPlanDescription():
+            number = int(query.executionId())
+            has = known.get(number)
+            if has is None:
+                has = f"{name}(" in query.physicalPlanDescription()
+            self._has[number] = has
+            if has:
                 stages = [int(each) for each in query.stages().mkString(",").split(",") if each]
                 over = not query.completionTime().isEmpty()
-                found.append((query.executionId(), stages, over))
+                found.append((number, stages, over))
         return found
 
     def stage(self, number: int) -> Any:
@@ -121,6 +135,8 @@ class _Watcher:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._watches: dict[str, Watch] = {}
+        self._dropped: list[Watch] = []
+        """Others took their places; the thread ends their bars."""
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
@@ -129,8 +145,11 @@ class _Watcher:
         with self._lock:
             if self._pid != os.getpid():  # a fork: the thread and the bars are the parent's
                 self._pid, self._watches, self._thread = os.getpid(), {}, None
+                self._dropped = []
             if watch.name in self._watches:
                 return
+            while len(self._watches) >= _MOST:
+                self._dropped.append(self._watches.pop(next(iter(self._watches))))
             self._watches[watch.name] = watch
             if self._thread is None:
                 self._stopped = threading.Event()
@@ -146,19 +165,25 @@ class _Watcher:
             self._stopped.set()
             thread.join(_FAREWELL)
 
+    def look(self) -> None:
+        """Once, at all functions. Raises what Spark raises."""
+        while self._dropped:
+            self._dropped.pop().close()
+        for each in tuple(self._watches.values()):
+            each.look()
+
     def _run(self, stopped: threading.Event) -> None:
         try:
             while not stopped.wait(_PAUSE):
-                for each in tuple(self._watches.values()):
-                    each.look()
-            for each in tuple(self._watches.values()):
-                each.look()
+                self.look()
+            self.look()
         except Exception as error:  # noqa: BLE001  the context has stopped, or Spark differs
             log.debug("progress is not shown any more: %s: %s", type(error).__name__, error)
         finally:
             with self._lock:
-                watches, self._watches, self._thread = self._watches, {}, None
-            for each in watches.values():
+                watches = [*self._dropped, *self._watches.values()]
+                self._dropped, self._watches, self._thread = [], {}, None
+            for each in watches:
                 each.close()
 
 

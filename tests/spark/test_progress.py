@@ -130,6 +130,9 @@ class Queries:
         self.found: list[tuple[int, list[int], bool]] = []
         self.stages: dict[int, Stage] = {}
 
+    def at_work(self) -> bool:
+        return True
+
     def with_function(self, name: str) -> list[tuple[int, list[int], bool]]:
         return self.found
 
@@ -199,6 +202,20 @@ def test_a_watch_that_ends_early_closes_its_bars(recorder):
     watch.look()
     watch.close()
     assert recorder.made[0].closed == 1
+
+
+def test_the_newest_functions_alone_are_looked_at(recorder):
+    watcher = progress._Watcher()
+    watcher._thread = threading.current_thread()  # it begins none
+    queries = Queries()
+    queries.found = [(1, [], False)]
+    for number in range(20):
+        watch = Watch(f"f{number}", "title", Tally(), recorder, queries)
+        watch.look()
+        watcher.add(watch)
+    watcher.look()
+    assert list(watcher._watches) == [f"f{number}" for number in range(12, 20)]
+    assert [bar.closed for bar in recorder.made] == [1] * 12 + [0] * 8
 
 
 def test_progress_is_yes_no_or_none():
