@@ -4,30 +4,42 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 # Tests wait for half of their time: two of them for each of two processors.
 PYTEST := ci/env pytest -n 4
-PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
+PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check -c ci/constraints.txt
+# What is installed comes beside the compiler: pip waits for the network, and has one processor.
+BESIDE = $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j 3)
+# The sources in place; they are compiled by .stamp-build alone.
+EDITABLE := AQUEDUCT_COMPILE=0 $(PIP) --no-build-isolation -e
 CYTHON := $(wildcard aqueduct/_speedups/*/*.pyx aqueduct/_speedups/*/*.pxd)
 COMPILED := $(patsubst %.pyi,%,$(subst /,.,$(wildcard aqueduct/_speedups/*/*.pyi)))
 
-.PHONY: help demo test test-long pysparks pythons fuzz requirements sabotage profiled \
-	bench bench-spark bench-check wheel wheels lint lint-types lint-stubs format setup clean
+.PHONY: help java demo test test-long bounds pysparks pythons fuzz requirements sabotage profiled \
+	bench bench-spark bench-check docs wheel wheels lint lint-types lint-stubs format setup clean
 
 help:           ## these lines
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | expand -t 14
 
-setup: .venv/.stamp-build ## the virtual environment in .venv, with everything compiled
+setup:          ## the virtual environment in .venv, with everything compiled
+	@$(BESIDE) .venv/.stamp-deps .venv/.stamp-build
 
-demo: setup     ## a service scores flights inside Spark; SCHEME=tls, tcp or unix; ADDRESS of a running one
+demo: .venv/.stamp-python ## a service scores flights inside Spark; SCHEME=tls, tcp or unix; ADDRESS of a running one
+	@$(BESIDE) java .venv/.stamp-demo .venv/.stamp-build
 	ci/env python -m spark_udfs.demo $(addprefix --scheme ,$(SCHEME)) $(addprefix --address ,$(ADDRESS))
 
 test: lint .venv/spark.jsa ## lint, and every test that is not long; about 12 minutes
 	$(PYTEST) -m "not long" tests
 
-test-long: setup ## long tests, more examples of others, `make pysparks`, `make pythons`
+test-long: setup ## long tests, more examples, versions of what is installed, `make pythons`
 	ci/env pytest -m long tests
 	ci/pandas.sh
 	AQUEDUCT_EXAMPLES=400 $(PYTEST) -m "hypothesis and not long" tests/arrow
+	ci/aioquic_versions.sh
+	ci/lower_bounds.sh
 	ci/pyspark_versions.sh
 	ci/pythons.sh
+
+bounds: setup   ## tests with the lowest and the other versions that pyproject.toml allows
+	ci/aioquic_versions.sh
+	ci/lower_bounds.sh
 
 pysparks: setup ## a job of each kind with PySpark 4.0, 4.1, 4.2 and 4.3
 	ci/pyspark_versions.sh
@@ -91,6 +103,9 @@ wheel: setup    ## sdist, wheel from it, repaired, and tried in a fresh environm
 wheels: setup   ## the wheels of every supported Python, by cibuildwheel; ONLY='cp311-*', TESTS=compiled
 	ci/wheels.sh '$(ONLY)' $(TESTS)
 
+docs: .venv/.stamp-docs ## the docs site in build/site, with search; a broken link is an error
+	ci/env python -m ci.docs_site
+
 clean:          ## everything that is made, with the virtual environment
 	rm -rf .venv build dist wheelhouse *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f aqueduct/_speedups/*.so
@@ -100,17 +115,34 @@ clean:          ## everything that is made, with the virtual environment
 	"$$(ci/system.sh python)" -m venv .venv
 	touch $@
 
-.venv/.stamp-deps: .venv/.stamp-python pyproject.toml ci/constraints.txt
-	$(PIP) -c ci/constraints.txt pip
-	$(PIP) -c ci/constraints.txt --group build --group lint
-	$(PIP) -c ci/constraints.txt --no-build-isolation -e '.[spark,demo,test,bench,connect,postgres,telemetry]'
+# What compiles; the rest is installed meanwhile.
+.venv/.stamp-tools: ci/constraints.txt | .venv/.stamp-python
+	$(PIP) pip
+	$(PIP) cython setuptools
+	touch $@
+
+.venv/.stamp-deps: pyproject.toml ci/constraints.txt | .venv/.stamp-tools
+	$(PIP) --group build --group lint --group release
+	$(EDITABLE) '.[spark,demo,test,bench,connect,postgres,telemetry]'
+	touch $@ .venv/.stamp-demo
+
+# Less than .stamp-deps has; where that is there, so is this.
+.venv/.stamp-demo: pyproject.toml ci/constraints.txt | .venv/.stamp-tools
+	$(EDITABLE) '.[demo]'
+	touch $@
+
+java: .venv/.stamp-python
+	@ci/system.sh java >/dev/null
+
+.venv/.stamp-docs: .venv/.stamp-deps .venv/.stamp-build
+	$(PIP) --group docs
 	touch $@
 
 # What Spark's Java loads, for the many that tests start.
-.venv/spark.jsa: .venv/.stamp-deps ci/spark_cds.py
+.venv/spark.jsa: ci/spark_cds.py | setup
 	ci/env python ci/spark_cds.py $@
 
-.venv/.stamp-build: .venv/.stamp-deps setup.py $(CYTHON)
+.venv/.stamp-build: setup.py $(CYTHON) | .venv/.stamp-tools
 	.venv/bin/python setup.py --quiet build_ext --inplace
 	touch $@
 

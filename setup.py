@@ -3,7 +3,8 @@
 ``AQUEDUCT_DEBUG=1`` builds them with bounds checks and line tracing. ``AQUEDUCT_PGO=1``, which
 wheels have, builds them twice, with GCC: modules that count what runs, ``ci/pgo_training.py`` with
 those, and from what they counted the ones that are kept, all in one file
-(``aqueduct/_speedups/__init__.py``).
+(``aqueduct/_speedups/__init__.py``). ``AQUEDUCT_COMPILE=0`` compiles nothing: the Makefile
+installs the sources so, while it compiles them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+sys.path.insert(0, str(Path(__file__).parent))  # a build of PEP 517 does not look there
+from ci.long_description import long_description
+
+COMPILE = os.environ.get("AQUEDUCT_COMPILE") != "0"
 DEBUG = os.environ.get("AQUEDUCT_DEBUG") == "1"
 PGO = os.environ.get("AQUEDUCT_PGO") == "1" and not DEBUG
 ROOT = Path(__file__).parent
@@ -122,21 +127,26 @@ extensions = [
     for path in SOURCES
 ]
 
-setup(
-    # One compiler for each processor, whoever asks for the build.
-    options={"build_ext": {"parallel": os.cpu_count() or 1}},
-    cmdclass={"build_ext": Build},
-    ext_modules=cythonize(
-        extensions,
-        language_level=3,
-        annotate=DEBUG,
-        compiler_directives={
-            "embedsignature": True,
-            "boundscheck": DEBUG,
-            "wraparound": False,
-            "initializedcheck": DEBUG,
-            "cdivision": True,
-            "linetrace": DEBUG,
-        },
-    ),
-)
+# The compilers of Cython may be processes that import this file again.
+if __name__ == "__main__":
+    setup(
+        long_description=long_description(ROOT),
+        long_description_content_type="text/markdown",
+        # One compiler for each processor, whoever asks for the build.
+        options={"build_ext": {"parallel": os.cpu_count() or 1}},
+        cmdclass={"build_ext": Build},
+        ext_modules=cythonize(
+            extensions if COMPILE else [],
+            nthreads=os.cpu_count() or 1,
+            language_level=3,
+            annotate=DEBUG,
+            compiler_directives={
+                "embedsignature": True,
+                "boundscheck": DEBUG,
+                "wraparound": False,
+                "initializedcheck": DEBUG,
+                "cdivision": True,
+                "linetrace": DEBUG,
+            },
+        ),
+    )

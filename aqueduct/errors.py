@@ -5,7 +5,7 @@
     AqueductError
     |-- ConfigError (also ValueError)       a setting, argument or address that cannot work
     |   `-- WrongType (also TypeError)      one that is not of the type that is wanted
-    |-- StartFailed                         an ``on_start`` function failed, so nothing is served
+    |-- StartFailed                         an on_start function failed, so nothing is served
     |-- LocalProtocolError                  this side used the library wrongly; nothing changed
     |-- SendQueueFull                       a send that may not wait found no room
     |-- RemoteProtocolError                 the peer broke the protocol; .code is the wire code

@@ -33,7 +33,8 @@ fi
 # Everything but what is compiled is copied again, with its times, so only changes are compiled.
 mkdir -p "$tree"
 find "$tree" -path "$tree/build" -prune -o -type f ! -name '*.so' -exec rm {} +
-tar -c --exclude='*.so' --exclude=__pycache__ aqueduct setup.py | tar -x -C "$tree"
+tar -c --exclude='*.so' --exclude=__pycache__ aqueduct setup.py ci/long_description.py |
+    tar -x -C "$tree"
 flags="-g -fno-omit-frame-pointer -fsanitize=address,fuzzer-no-link"
 (
     cd "$tree"

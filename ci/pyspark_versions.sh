@@ -25,7 +25,7 @@ make_venv() { # version, folder
     [ "$1" = 4.0 ] || extras=connect,pipelines
     grep -v '^pyspark==' ci/constraints.txt >build/pyspark/constraints.txt
     "$2/bin/python" -m pip install --quiet -c build/pyspark/constraints.txt \
-        "pyspark[$extras]~=$1.0" 'pandas>=2.2,<3' numpy pyarrow aioquic==1.7.2 cryptography pyopenssl
+        "pyspark[$extras]~=$1.0" 'pandas>=2.2,<3' numpy pyarrow aioquic cryptography pyopenssl
     "$2/bin/python" - "$here" <<'END'
 import sysconfig, pathlib, sys
 pathlib.Path(sysconfig.get_path("purelib"), "aqueduct.pth").write_text(sys.argv[1] + "\n")

@@ -64,7 +64,7 @@ run() { # suite, arguments of pytest
             # An installation compiles everything; after it, what has changed is enough.
             cat pyproject.toml ci/pythons.sh >/venv/wanted
             if ! cmp --quiet /venv/wanted /venv/installed; then
-                pip install --quiet build cython setuptools
+                pip install --quiet build check-jsonschema cython kubernetes-validate setuptools twine venv-pack
                 pip install --quiet --no-build-isolation \
                     --editable ".[bench,demo,postgres,spark,telemetry,test]"
                 mv /venv/wanted /venv/installed

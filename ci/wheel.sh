@@ -1,7 +1,7 @@
 #!/bin/sh
-# Builds the sdist, the wheel from the sdist, repairs it, and tries it in a fresh environment
-# outside the source tree; there, what cibuildwheel would run can be collected. The results are in
-# dist/.
+# Builds the sdist, the wheel from the sdist, repairs it, checks what PyPI would show of both, and
+# tries it in a fresh environment outside the source tree; there, what cibuildwheel would run can be
+# collected. The results are in dist/.
 set -eu
 cd "$(dirname -- "$0")/.."
 here=$PWD
@@ -18,6 +18,8 @@ if [ "$(uname)" = Linux ]; then
 else
     cp build/raw/*.whl dist/
 fi
+
+twine check --strict dist/*
 
 fresh=$(mktemp -d)
 trap 'rm -rf "$fresh"' EXIT

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = re.compile(r"```python\n# (\w+\.py)\n(.*?)```\n\n```\n(.*?)```", re.DOTALL)
+PROGRAM_TEXT = re.compile(r"```python\n# (\w+\.py)\n(.*?)```", re.DOTALL)
 PAGES = [
     page
     for folder in ("guides", "cookbook")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import email
 import os
 import re
 import shlex
@@ -10,13 +11,18 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+from importlib.metadata import version as metadata_version
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-ROOT = Path(__file__).parent.parent
+from ci import package_versions, release
+from ci.long_description import absolute_links
+
+HERE = Path(__file__)
+ROOT = HERE.parent.parent
 SPEEDUPS = ROOT / "aqueduct" / "_speedups"
 PAGE_LIMIT = 900
 
@@ -38,8 +44,44 @@ def tracked(*suffixes: str) -> list[Path]:
 # Metadata
 
 
-def test_what_is_overridden_is_pinned(project: dict) -> None:
-    assert "aioquic==1.7.2" in project["project"]["dependencies"]
+def test_the_versions_to_test_are_those_that_are_allowed() -> None:
+    listing = """aioquic (1.7.2)
+Available versions: 1.9.0, 1.8.0, 1.7.10, 1.7.2, 1.7.1, 1.7.0, 1.6.1
+  INSTALLED: 1.7.2
+  LATEST:    1.9.0
+"""
+    wanted = package_versions.requirement("aioquic")
+    assert package_versions.allowed(wanted, listing) == ["1.7.0", "1.7.1", "1.7.2", "1.7.10"]
+    with pytest.raises(LookupError, match="no versions of aioquic: 'nothing'"):
+        package_versions.allowed(wanted, "nothing")
+    with pytest.raises(LookupError, match="no dependency pigeon"):
+        package_versions.requirement("pigeon")
+
+
+def test_the_lowest_versions_are_those_of_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = package_versions.lowest()
+    assert "aioquic==1.7" in lines
+    assert "pyspark[connect]==4.0" in lines
+    assert 'nest-asyncio==1.6; python_version < "3.14"' in lines
+    assert len({Requirement(line).name for line in lines}) == len(lines) > 25
+    monkeypatch.setattr(package_versions, "ROOT", tmp_path)
+    for dependency in ("pigeon", "pigeon<2", "pigeon>=1,>=2"):
+        (tmp_path / "pyproject.toml").write_text(
+            f'''
+            [build-system]
+            requires = ["setuptools>=77"]
+            [project]
+            name = "ours"
+            dependencies = ["{dependency}"]
+            [project.optional-dependencies]
+            all = ["ours[few]"]
+            few = ["setuptools>=77"]
+            '''
+        )
+        with pytest.raises(ValueError, match="not one lower bound, and the same everywhere: pig"):
+            package_versions.lowest()
 
 
 def test_constraints_are_within_the_bounds(project: dict) -> None:
@@ -58,8 +100,10 @@ def test_constraints_are_within_the_bounds(project: dict) -> None:
             assert pins[requirement.name.lower()] in requirement.specifier, requirement
 
 
-def test_the_sdist_has_every_file_of_the_project(tmp_path: Path) -> None:
-    """What its tests and docs need is there: examples, benchmarks, docs, and what runs them."""
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The archive of the sources, made once."""
+    folder = tmp_path_factory.mktemp("sdist")
     command = [
         sys.executable,
         "-m",
@@ -67,11 +111,16 @@ def test_the_sdist_has_every_file_of_the_project(tmp_path: Path) -> None:
         "--sdist",
         "--no-isolation",
         "--outdir",
-        str(tmp_path),
+        str(folder),
     ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=150)
-    (archive,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(archive) as opened:
+    (archive,) = folder.glob("*.tar.gz")
+    return archive
+
+
+def test_the_sdist_has_every_file_of_the_project(sdist: Path) -> None:
+    """What its tests and docs need is there: examples, benchmarks, docs, and what runs them."""
+    with tarfile.open(sdist) as opened:
         found = {name.partition("/")[2] for name in opened.getnames()}
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     said = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60)
@@ -80,6 +129,107 @@ def test_the_sdist_has_every_file_of_the_project(tmp_path: Path) -> None:
     assert sorted(files - found) == []
     assert [name for name in found if name.endswith((".so", ".pyc"))] == []
     assert not found & {"aqueduct/_speedups/channels/codec.c"}
+
+
+def test_the_page_of_the_package_has_links_that_lead_somewhere(sdist: Path, project: dict) -> None:
+    """On PyPI there are no files beside it."""
+    with tarfile.open(sdist) as opened:
+        name = f"{sdist.name.removesuffix('.tar.gz')}/PKG-INFO"
+        member = opened.extractfile(name)
+        assert member is not None
+        metadata = email.message_from_bytes(member.read())
+    page = str(metadata.get_payload())
+    repository = project["project"]["urls"]["Repository"]
+    base = f"{repository}/blob/v{project['project']['version']}/"
+    assert f"]({base}docs/guides/client.md)" in page
+    links = re.findall(r"\]\(([^)]*)\)", page)
+    assert len(links) > 15
+    assert [link for link in links if "://" not in link] == []
+    for link in links:
+        if link.startswith(base):
+            assert (ROOT / link.removeprefix(base).partition("#")[0]).exists(), link
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata["Author"] == project["project"]["authors"][0]["name"]
+    urls = dict(url.split(", ") for url in metadata.get_all("Project-URL", []))
+    assert urls == project["project"]["urls"]
+    assert set(urls) == {"Repository", "Documentation", "Changelog", "Issues"}
+    command = [sys.executable, "-m", "twine", "check", "--strict", str(sdist)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+def test_links_become_absolute_outside_code() -> None:
+    text = "[a](docs/a.md#b) [c](https://d.e/f) [g](#h) [i](/j) [k](mailto:l)\n"
+    text += "```python\nm[0](n)\n```\n![o](p.png)\n"
+    expected = text.replace("docs/a", "base/docs/a").replace("p.png", "base/p.png")
+    assert absolute_links(text, "base/") == expected
+
+
+def test_the_version_stands_once(project: dict) -> None:
+    """In pyproject.toml; the heading of CHANGES.md is compared with it for a release."""
+    version = project["project"]["version"]
+    pages = [path for path in tracked(".py", ".pyx", ".pxd", ".sh", ".yml") if path != HERE]
+    assert len(pages) > 800
+    stated = re.compile(rf"""^[^#]*version[^#]*["']{re.escape(version)}["']""", re.MULTILINE)
+    ours = [path for path in pages if path.parts[len(ROOT.parts)] != "tests"]
+    assert [str(path) for path in ours if stated.search(path.read_text())] == []
+    assert f"\n## {version}" in (ROOT / "CHANGES.md").read_text()
+    assert metadata_version("aqueduct-arrow") == version
+
+
+# A release
+
+
+def release_tree(folder: Path, changes: str) -> Path:
+    """A project whose release can be asked for."""
+    (folder / "CHANGES.md").write_text(changes)
+    (folder / "pyproject.toml").write_text(
+        """
+        [project]
+        version = "1.2"
+        [project.urls]
+        Repository = "https://git.test/ours"
+        Issues = "https://git.test/ours/issues"
+        """
+    )
+    return folder
+
+
+def test_a_release_that_fits_has_no_problem(tmp_path: Path) -> None:
+    tree = release_tree(tmp_path, "# Changes\n\n## 1.2\n")
+    assert release.problems("v1.2", "https://git.test/ours", tree) == []
+
+
+def test_a_release_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    tree = release_tree(tmp_path, "# Changes\n\n## 1.2 (unreleased)\n")
+    ours, other = "https://git.test/ours", "https://git.test/our"
+    assert release.problems("v1.3", other, tree) == [
+        "pyproject.toml has the version 1.2, and the tag is v1.3",
+        f"project.urls.Repository is {ours}, and the release is from {other}",
+        f"project.urls.Issues is {ours}/issues, and the release is from {other}",
+        "CHANGES.md has no heading '## 1.2' without '(unreleased)'",
+    ]
+
+
+def test_no_release_is_made_under_a_reserved_name(project: dict) -> None:
+    repository = project["project"]["urls"]["Repository"]
+    (only,) = (line for line in release.problems("v0.1.0", repository) if "is not the addr" in line)
+    assert only == f"{repository!r} is not the address of a repository"
+
+
+def test_workflows_are_valid(project: dict) -> None:
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    assert {path.name for path in workflows} == {"wheels.yml", "release.yml"}
+    command = [sys.executable, "-m", "check_jsonschema"]
+    command += ["--builtin-schema", "vendor.github-workflows", *map(str, workflows)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+    wheels, publish = (path.read_text() for path in reversed(workflows))
+    runners = re.search(r"runner: \[(.*)\]", wheels)
+    assert runners
+    pythons = project["tool"]["cibuildwheel"]["build"]
+    count = len(pythons) * len(runners[1].split(","))
+    assert f"-name '*.whl' | wc -l)\" = {count}\n" in publish
 
 
 ABSENT = """
@@ -168,6 +318,26 @@ def test_a_compiler_that_cannot_be_trained_is_named(tmp_path: Path) -> None:
     expected = f"AQUEDUCT_PGO=1 needs GCC, and {compiler} is other compiler 3.1: set CC, or build"
     assert done.returncode == 1
     assert expected in done.stderr
+
+
+def test_what_is_not_to_be_compiled_is_not(tmp_path: Path) -> None:
+    """The Makefile installs the sources so, while another process compiles them."""
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--force"]
+    command += [f"--build-lib={tmp_path}", f"--build-temp={tmp_path}"]
+    environment = {**os.environ, "AQUEDUCT_COMPILE": "0"}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=60)
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_demo_installs_no_tool_of_developers() -> None:
+    """Which is half of what its first run waits for; ``make setup`` has all."""
+    makefile = (ROOT / "Makefile").read_text()
+    recipes = dict(re.findall(r"^\.venv/\.stamp-(\w+):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE))
+    assert re.findall(r"'\.\[(.*)\]'", recipes["demo"]) == ["demo"]
+    assert "--group" not in recipes["demo"] + recipes["tools"]
+    (every,) = re.findall(r"'\.\[(.*)\]'", recipes["deps"])
+    assert {"demo", "test", "bench", "spark"} <= set(every.split(","))
+    assert re.findall(r"--group (\w+)", recipes["deps"]) == ["build", "lint", "release"]
 
 
 def test_the_workflow_is_the_one_in_ci() -> None:

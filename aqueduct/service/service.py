@@ -101,9 +101,8 @@ class Service:
       call. False refuses it, and so does raising ``Refused``, with a text for the client. Any other
       answer and any other exception refuse it too, with an error in the log. It may be a
       coroutine function; it runs on the event loop, so it must not block.
-    - ``telemetry``: told of each call's beginning and end;
-    ``aqueduct.OpenTelemetry()``
-      makes spans and metrics of them.
+    - ``telemetry``: told of each call's beginning and end; ``aqueduct.OpenTelemetry()`` makes spans
+      and metrics of them.
     - ``benchmark``: with the handler ``aqueduct.benchmark``, for ``aqueduct bench`` and ``doctor``.
       It does nothing but to answer, up to four calls at once, and ``authorize`` is asked.
 

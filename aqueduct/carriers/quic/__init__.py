@@ -3,6 +3,9 @@
 import logging
 
 from aqueduct.carriers.certificates import ClientTls, ServerTls, dev_certificate
+
+# Before all that imports aioquic: an error of this one says what to install.
+from aqueduct.carriers.quic import aioquic_names  # noqa: F401
 from aqueduct.carriers.quic.binding import bind
 from aqueduct.carriers.quic.connect import connect, shown_chain
 from aqueduct.carriers.quic.connection import QuicCarrier

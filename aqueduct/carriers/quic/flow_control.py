@@ -1,4 +1,4 @@
-"""Flow control of QUIC. With ``packets`` it touches what is private to aioquic 1.7.2.
+"""Flow control of QUIC. With ``packets`` it touches what is private to aioquic.
 
 FlowConnection is aioquic's QuicConnection with flow control that we own:
 

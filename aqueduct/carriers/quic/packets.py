@@ -1,6 +1,6 @@
 """The packets that carry nearly all bytes, built and read without aioquic's general machinery.
 
-aioquic 1.7.2 copies each byte about ten times on its way into a packet and visits every kind of
+aioquic copies each byte about ten times on its way into a packet and visits every kind of
 frame for it. After the handshake almost every packet holds STREAM frames alone; FastConnection
 writes those itself, straight from the written buffers, and reads them itself. Everything else
 (handshake, ACK, limits, resets, pings, DATAGRAM, migration, close, and whatever looks odd) goes
