@@ -24,7 +24,7 @@ async def test_small_calls_both_directions_and_loss_are_measured(scheme: str) ->
     # It ends by bytes, which a busy machine cannot change.
     async with service.serving(f"{scheme}://127.0.0.1:0", dev_certificate=True) as serving:
         async with await aqueduct.Client.connect(serving.addresses[0]) as client:
-            await found.run(client, seconds=0.9, size=64 << 10, most=256 << 10)
+            await found.run(client, seconds=0.45, size=64 << 10, most=256 << 10)
     figures = found.to_dict()
     assert found.complete
     assert figures["carrier"] == ("quic" if scheme == "aqueduct" else "tcp")

@@ -24,7 +24,7 @@ from tests.reference.codec import varint
 pytestmark = pytest.mark.checkout
 
 SCHEMA = pa.schema([("n", pa.int64())])
-BATCH = pa.record_batch({"n": list(range(10_000))}, schema=SCHEMA)
+BATCH = pa.record_batch({"n": list(range(8_500))}, schema=SCHEMA)
 GREETING = bytes.fromhex("a80000")
 """The first chunk of each side: credit for the top level."""
 OUT_SINK, DUPLEX, IN_SINK = "Out-Sink", "Duplex", "In-Sink"
