@@ -21,6 +21,8 @@ from tests.dissect.captures import Recording, Segment, cut_up, recorded, write_c
 from tests.dissect.wireshark import Seen, expected, found_tshark, frames_of, look
 from tests.reference.codec import varint
 
+pytestmark = pytest.mark.checkout
+
 SCHEMA = pa.schema([("n", pa.int64())])
 BATCH = pa.record_batch({"n": list(range(10_000))}, schema=SCHEMA)
 GREETING = bytes.fromhex("a80000")
