@@ -32,6 +32,8 @@ def as_operated(
     options = dict(given)
     if "serve.origins" in operator.given:
         options["origins"] = operator.value("serve.origins")
+    if "timing.drain_timeout" in operator.given:
+        options["drain"] = None  # it is that of the service's settings
     names = (*_CERTIFICATE, "dev_certificate")
     if not any(f"serve.{name}" in operator.given for name in names):
         return places, options
