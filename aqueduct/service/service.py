@@ -686,19 +686,14 @@ class Service:
             "tls": tls,
             "origins": origins,
             "admin": admin,
+            "drain": drain,
         }
         places, options = as_operated(operator, addresses, given)
         if (config := operator.config(self.config)) is not self.config:
             self.configure(config)
-        if operator.value("timing.drain_timeout") is not None:
-            drain = None
         holders, deadline = Holders(), ProcessDeadline()
         try:
-            asyncio.run(
-                serve_until_signal(
-                    self, places, drain=drain, deadline=deadline, quiet=True, **options
-                )
-            )
+            asyncio.run(serve_until_signal(self, places, deadline=deadline, quiet=True, **options))
         finally:
             if not (deadline.ordered and holders):
                 deadline.cancel()  # what the program does now may take its time

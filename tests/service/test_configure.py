@@ -62,6 +62,7 @@ NOTHING: dict[str, Any] = {
     "dev_certificate": False,
     "tls": None,
     "origins": (),
+    "drain": 9.0,
 }
 
 
@@ -80,6 +81,8 @@ def test_what_the_operator_says_counts_more_than_arguments() -> None:
     )
     assert places == ("memory://y", "memory://z")
     assert options == {**NOTHING, "origins": ("https://a.example",)}
+    found = read_settings(environment={"AQUEDUCT_TIMING_DRAIN_TIMEOUT": "3s"})
+    assert as_operated(found, ("memory://x",), NOTHING)[1] == {**NOTHING, "drain": None}
 
 
 def test_the_certificate_of_an_operator_takes_the_place_of_the_program_s() -> None:

@@ -26,13 +26,14 @@ service = aqueduct.Service("settings", config=config)
 def show():
     found = service.config
     print(found.timing.idle_timeout, found.timing.ping_interval, found.calls.queue, flush=True)
+    if "END" in os.environ:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 @service.table
 def numbers(call):
     yield
 
 if __name__ == "__main__":
-    service.on_start(lambda: os.kill(os.getpid(), signal.SIGTERM))
     service.run("http://nowhere", **eval(sys.argv[1]))
     print(service._tables["numbers"].limits.splits)
 """.replace("@service.table\n", "@service.table(schema=__import__('pyarrow').schema([]))\n")
@@ -107,7 +108,10 @@ def test_what_is_in_force_is_printed_as_toml_and_nothing_is_served(folder: Path)
 
 def test_one_process_serves_with_them_and_run_takes_them_too(folder: Path) -> None:
     listen = f"aqueduct+unix://{folder}/y.sock"
-    variables = VARIABLES | {"AQUEDUCT_SERVE_WORKERS": "1", "AQUEDUCT_SERVE_LISTEN": listen}
+    variables = {"AQUEDUCT_SERVE_LISTEN": listen, "AQUEDUCT_TIMING_IDLE_TIMEOUT": "5min", "END": ""}
+    status, out, err = ended(folder, "-m", "aqueduct.cli", "serve", "app:service", **variables)
+    assert (status, out.splitlines()[:2]) == (0, ["imported", "300.0 7 7"]), err
+    variables |= VARIABLES | {"AQUEDUCT_SERVE_WORKERS": "1", "AQUEDUCT_TIMING_IDLE_TIMEOUT": ""}
     status, out, err = ended(folder, "app.py", "{}", **variables)
     assert (status, err) == (0, "")
     assert out.splitlines()[:2] == ["imported", "99.0 11.0 7"]
