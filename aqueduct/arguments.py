@@ -628,6 +628,7 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
             _call_observer,
         ),
         "idempotent": KINDS["flag"],
+        "benchmark": KINDS["flag"],
         "drain": KINDS["duration or zero"],
         "admin": KINDS["host and port"],
         "environment": KINDS["flag"],

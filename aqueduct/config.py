@@ -693,12 +693,20 @@ class Calls:
     client_addresses: Count = 64
     """Addresses of one client. More in a list are an error, and more records of a name are left
     alone."""
+    spark_tasks: Count = 1000
+    """Tasks of Spark jobs whose numbers a service keeps for its live page: the latest.
+    0: none. With 0 in the settings of a job its connections do not name their executor."""
     work_threads: Count = 0
     """Threads of the process that encode and decode large batches, and read long schemas, beside
     the event loop. 0: one for each processor, from 2 to 8. Work above that waits for its turn. The
     largest value of the process's clients and services holds for all of them."""
 
-    zero_allowed: ClassVar[tuple[str, ...]] = ("queue", "small_bytes", "work_threads")
+    zero_allowed: ClassVar[tuple[str, ...]] = (
+        "queue",
+        "small_bytes",
+        "spark_tasks",
+        "work_threads",
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)

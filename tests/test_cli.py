@@ -468,6 +468,7 @@ WRONG_USAGE: list[list[str]] = [
     ["ping", "aqueduct://127.0.0.1:9", "--certificate", "a"],
     ["describe", "aqueduct://127.0.0.1:9", "--key", "a"],
     ["serve", "app:service", "--listen", "aqueduct+unix:///x.sock", "--client-ca", "a"],
+    ["serve", "app:service", "--listen", "aqueduct+unix:///x.sock", "--key-password", "a"],
     ["serve", "app:service", *LISTEN, "--dev-certificate", "--workers", "0"],
     ["serve", "app:service", *LISTEN, "--dev-certificate", "--origin", "https://a.example/"],
     [

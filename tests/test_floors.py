@@ -64,7 +64,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"aqueduct.rpc": ""},
     {"aqueduct.admin": ""},
     {"aqueduct.client": "", "aqueduct.service": ""},
-    {"aqueduct.testing": ""},
+    {"aqueduct.testing": "", "aqueduct.diagnosis": ""},
     {"aqueduct": ""},
     {"aqueduct.cli": "", "spark_udfs": ""},
     {"spark_udfs.demo": ""},

@@ -20,6 +20,7 @@ from aqueduct.admin.report import (
     WorkerReport,
     library_version,
 )
+from aqueduct.admin.spark_merging import merged
 
 __all__ = ["WorkerReports"]
 
@@ -146,6 +147,7 @@ class WorkerReports:
             "handlers": handlers,
             "memory": _memory(reports),
             "workers": workers,
+            "spark": merged([report["spark"] for report in reports], listed),
         }
 
     def _worker(self, number: int, now: float) -> WorkerReport:

@@ -18,11 +18,14 @@ __all__ = [
     "CallsReport",
     "ConnectionReport",
     "ConnectionsReport",
+    "ExecutorReport",
     "HandlerReport",
     "MemoryReport",
     "Phase",
     "Report",
     "ServiceReport",
+    "SparkReport",
+    "TaskReport",
     "WorkerReport",
     "library_version",
 ]
@@ -205,6 +208,58 @@ class WorkerReport(TypedDict):
     """Seconds since this worker's numbers came; None: none came yet."""
 
 
+class ExecutorReport(TypedDict):
+    """A Spark executor, as its connections and calls tell of it. All texts are the client's."""
+
+    application: str
+    """Spark's id; empty: it is not known."""
+    name: str
+    """Of the application."""
+    host: str
+    executor: str
+    """What tells executors of one machine apart."""
+    calls: int
+    """Open ones included."""
+    open_calls: int
+    waiting_turn: int
+    """Open calls that wait for their turn."""
+    waiting_client: int
+    """Open calls that wait for the client: for its next batch, or until it reads."""
+    failed: int
+    """Calls that ended with an error after they had begun."""
+    idle: float | None
+    """Seconds since the end of the last call; None: none has ended."""
+    batches_in: int
+    rows_in: int
+    bytes_in: int
+    batches_out: int
+    rows_out: int
+    bytes_out: int
+
+
+class TaskReport(ExecutorReport):
+    """One attempt of a task of it. A number that is not known is None."""
+
+    stage: int | None
+    partition: int | None
+    task: int | str
+    """Spark's number; text, if the client calls it otherwise."""
+    handler: str
+    """Of a call that is open, or else of the last one."""
+
+
+class SparkReport(TypedDict):
+    """The Spark executors and tasks whose calls the service remembers."""
+
+    executors: list[ExecutorReport]
+    """At most Admin.listed: those at work first, then the latest. So it is with the tasks."""
+    executor_count: int
+    tasks: list[TaskReport]
+    task_count: int
+    forgotten: int
+    """Tasks that the processes of now remember no longer, see Calls.spark_tasks."""
+
+
 class Report(TypedDict):
     """All of it."""
 
@@ -217,6 +272,7 @@ class Report(TypedDict):
     """``received``, ``kept`` and ``sending``."""
     workers: list[WorkerReport]
     """Empty: the service has one process."""
+    spark: SparkReport
 
 
 @cache

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from aqueduct.admin.http_server import HttpRequest, HttpResponse, Route, text
 from aqueduct.admin.metrics import metrics_page
+from aqueduct.admin.page import page_routes
 from aqueduct.admin.report import Report
 
 __all__ = ["ReportSource", "admin_routes"]
@@ -53,6 +54,7 @@ def admin_routes(source: ReportSource) -> Mapping[str, Route]:
         return await recent.page(accept, partial(metrics_page, accept=accept))
 
     return {
+        **page_routes(),
         "/health/live": live,
         "/health/ready": ready,
         "/metrics": metrics,

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from aqueduct.address import Address
 from aqueduct.cli.common import Commands
-from aqueduct.logs import FORMATS, LEVELS, LogSettings, as_json, configure
+from aqueduct.logs import LogSettings, as_json, configure
 from aqueduct.service.loader import load_service
 from aqueduct.service.service import serve_until_signal
 from aqueduct.service.signals import ProcessDeadline, say, tell_as
@@ -35,15 +35,6 @@ def add(commands: Commands) -> None:
         "service", metavar="MODULE:SERVICE", help="found from here, like python -m"
     )
     add_options(command)
-    command.add_argument(
-        "--log-format",
-        choices=FORMATS,
-        default="text",
-        help="of the log on standard error: text (the default), or json with one object a line",
-    )
-    command.add_argument(
-        "--log-level", choices=LEVELS, default="info", help="the least that is logged (info)"
-    )
     command.set_defaults(run=run, usage=command)
 
 
@@ -70,11 +61,13 @@ def run(args: argparse.Namespace) -> int:
         )
     if serve.client_ca and not (serve.certificate or serve.dev_certificate):
         args.usage.error("--client-ca belongs to a certificate of the service's own")
+    if serve.key_password and not serve.certificate:
+        args.usage.error("--key-password belongs to --certificate and --key")
     if serve.certificate and serve.dev_certificate:
         args.usage.error(
             "--dev-certificate makes a certificate; it excludes --certificate and --key"
         )
-    logs = LogSettings(args.log_format, args.log_level)
+    logs = LogSettings(serve.log_format, serve.log_level)
     configure(logs)
     if logs.format == "json":
         tell_as(as_json)

@@ -119,6 +119,8 @@ class ServerCall:
         """Whether nobody is told how it ends."""
         self.accepted = False
         """Whether the client was told so."""
+        self.failed = False
+        """Whether it ended with an error, after it was accepted."""
         self.begun = time.monotonic()
         """When its message was read."""
         self._resumes = connection.carrier.resumes

@@ -45,6 +45,10 @@ def as_operated(
     if "serve.certificate" in operator.given:  # to which the program's key does not belong
         code = replace(code, key=None, key_password=None)
     serve = operator.serve(code)
+    for name in ("key", "key_password", "client_ca"):
+        told = operator.given.get(f"serve.{name}")
+        if told is not None and not (serve.certificate or serve.dev_certificate):
+            raise ConfigError(f"{told.where} was given without a certificate of the service's own")
     if tls is not None and serve.certificate is tls.certificate:
         found = {name: getattr(serve, name) for name in _CERTIFICATE}
         return places, {**options, "tls": replace(tls, **found)}

@@ -30,6 +30,7 @@ from aqueduct.service.call_connection import CallConnection
 from aqueduct.service.call_totals import UNKNOWN, CallTotals, HandlerTotals
 from aqueduct.service.handlers import Handler
 from aqueduct.service.reactive_gateway import connection_of
+from aqueduct.service.task_book import TaskBook
 
 __all__ = ["LoopWatch", "ReportHost", "ServiceReporter"]
 
@@ -41,6 +42,7 @@ class ReportHost(Protocol):
     config: Config
     calls: set[ServerCall]
     totals: CallTotals
+    tasks: TaskBook
     since: dict[CallConnection, float]
     """When each connection that is open began."""
 
@@ -134,6 +136,7 @@ class ServiceReporter:
             "handlers": handlers,
             "memory": memory,
             "workers": [],
+            "spark": host.tasks.report(calls, host.config.admin.listed),
         }
 
     # Its parts

@@ -65,6 +65,7 @@ from aqueduct.service.reactive_gateway import (
     snapshot_of,
 )
 from aqueduct.service.shared_runner import WaitingRooms
+from aqueduct.service.task_book import TaskBook
 from aqueduct.service.thread_runner import GeneratorRunner
 from aqueduct.service.unary import UnaryCall
 from aqueduct.service.waiting_room import run_in_turn
@@ -144,6 +145,8 @@ class RunningService:
         self._counted: Counter[str] = Counter()
         self.totals = CallTotals(handlers)
         """What calls have done, by handler."""
+        self.tasks = TaskBook(config.calls.spark_tasks)
+        """What they have done, by Spark task."""
         self.since: dict[CallConnection, float] = {}
         """When each connection that is open began, by ``time.monotonic``."""
         self._number = 0
@@ -155,6 +158,8 @@ class RunningService:
         self.listens = False
         """Whether clients could connect at some time."""
         self._closing = False
+        """Whether no call is taken any more: later than a drain begins, if it has a delay."""
+        self._forced = False
         self._idle = asyncio.Event()
         """Nothing more is waited for; looked at while the service drains."""
         self.handlers = handlers
@@ -270,7 +275,7 @@ class RunningService:
         seconds = whole - closing
         loop = asyncio.get_running_loop()
         end = loop.time() + whole - closing / 2
-        if not await self._wait_idle(seconds):
+        if not await self._wait_idle(0 if self._forced else seconds):
             self._refuse_open_calls(seconds)
             await self._wait_idle(closing / 2)
         relays = end - loop.time()
@@ -309,7 +314,7 @@ class RunningService:
         First the service is not ``ready`` for Timing.drain_delay, and takes calls as before. This
         is part of the ``seconds``. ``alone``: not so, as other workers are ready.
         """
-        self.ready = False
+        self.ready, self._draining = False, True
         timing = self.config.timing
         whole = timing.drain_timeout if seconds is None else seconds
         delay = 0.0 if alone else min(timing.drain_delay, whole)
@@ -327,7 +332,8 @@ class RunningService:
         await closing
 
     def force(self) -> None:
-        """Ends the drain of a ``close`` that is under way."""
+        """Ends the drain of a ``close`` that is under way, or is about to begin."""
+        self._forced = True
         self._idle.set()
         if self._ending is not None:
             self._ending.end_relays()
@@ -472,7 +478,7 @@ class RunningService:
         """The number of a call for which there is room. Raises Refused and Busy."""
         limits, calls = self.config.calls, dispatcher.calls
         peer = dispatcher.connection.carrier.peer
-        if self._draining:
+        if self._closing:
             text = f"the service {self.name!r} is ending"
             raise Refused(text, peer=peer, handler=handler, draining=True, untouched=True)
         if len(calls) >= limits.max_calls_connection:
@@ -611,6 +617,7 @@ class RunningService:
             log.log(level, "%r was refused: %s", running.call, status.message, **more)
         else:
             self._counted["failed"] += 1
+            running.failed = True
             # A fault of the handler is a warning for the operator of the service.
             own = not isinstance(error, CallError) or (
                 isinstance(error, _OF_HANDLERS) and error is not running.input.fault
@@ -630,6 +637,7 @@ class RunningService:
         """A call is over, its handler too: its place is free."""
         self.calls.discard(running)
         self.totals.of(running.head.handler).ended(running.counters(), running.resumes)
+        self.tasks.ended(running)
         connection_calls = self._connections.get(running.connection)
         if connection_calls is not None:
             connection_calls.discard(running)

@@ -50,6 +50,7 @@ from aqueduct.carriers.contract import Bound
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConfigError, LocalProtocolError
 from aqueduct.escaping import logger_of
+from aqueduct.rpc.benchmark import BENCHMARK
 from aqueduct.rpc.describe import (
     DESCRIBE,
     DESCRIBE_SCHEMA,
@@ -62,6 +63,7 @@ from aqueduct.rpc.describe import (
 from aqueduct.rpc.request import Kind
 from aqueduct.rpc.threads import apart
 from aqueduct.service.batching import Batching
+from aqueduct.service.benchmark import benchmark_handler
 from aqueduct.service.handlers import (
     EXCHANGE,
     SOURCE,
@@ -104,6 +106,8 @@ class Service:
       coroutine function; it runs on the event loop, so it must not block.
     - ``telemetry``: told of each call's beginning and end; ``aqueduct.OpenTelemetry()`` makes spans
       and metrics of them.
+    - ``benchmark``: with the handler ``aqueduct.benchmark``, for ``aqueduct bench`` and ``doctor``.
+      It does nothing but to answer, up to four calls at once, and ``authorize`` is asked.
 
     A service may be served more than once at a time, by ``serving`` or ``run``.
     """
@@ -117,6 +121,7 @@ class Service:
         config: Config = DEFAULT,
         authorize: Authorize | None = None,
         telemetry: Observer | None = None,
+        benchmark: bool = False,
     ) -> None:
         if not isinstance(name, str) or not name.isprintable() or not name:
             raise ConfigError(f"a service's name is {name!r}; it must be printable text")
@@ -140,6 +145,8 @@ class Service:
         self._described: tuple[tuple[object, ...], pa.RecordBatch] | None = None
         """The description as clients get it, and of what it was made."""
         self._add_description()
+        if benchmark:
+            self._handlers[BENCHMARK] = benchmark_handler(config.calls.fragment_bytes)
         if isinstance(telemetry, CounterObserver):
             telemetry.serves(name, self.counters)
 

@@ -32,8 +32,8 @@ class Given(NamedTuple):
 class ServiceSettings:
     """What an operator has set: of each setting the one value that counts."""
 
-    given: Mapping[str, Given] = field(default_factory=lambda: MappingProxyType({}))
-    """By the names of ``SETTINGS``."""
+    given: Mapping[str, Given] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+    """By the names of ``SETTINGS``. A password may be among them, so that no repr shows them."""
 
     def value(self, name: str) -> Any:
         """The value of a setting; None if nobody has set it."""

@@ -8,9 +8,10 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
-from aqueduct.arguments import KINDS, Kind, check_fields, kind_of
+from aqueduct.arguments import KINDS, Kind, check_fields, choice, kind_of
 from aqueduct.config import DEFAULT, Config, Count, Seconds
 from aqueduct.errors import ConfigError
+from aqueduct.logs import FORMATS, LEVELS
 
 __all__ = ["OPTIONS", "PREFIX", "SECTIONS", "SETTINGS", "Serve", "Setting"]
 
@@ -22,13 +23,20 @@ HostPort: TypeAlias = str
 
 
 def _option(
-    text: str, metavar: str = "", *, option: str = "", secret: bool = False
+    text: str,
+    metavar: str = "",
+    *,
+    option: str = "",
+    secret: bool = False,
+    choices: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Metadata of a field that is an option of ``aqueduct serve``, too: ``text`` is its help.
 
     ``option``: its name, if it is not that of the field. ``secret``: its value is never shown.
+    ``choices``: the values that there are.
     """
-    return {"help": text, "metavar": metavar, "option": option, "secret": secret}
+    about = {"metavar": metavar, "option": option, "secret": secret, "choices": choices}
+    return {"help": text, **about}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +119,32 @@ class Serve:
         ),
     )
 
+    log_format: str = field(
+        default="text",
+        metadata=_option(
+            "of the log of aqueduct serve on standard error: text, or json with one object a line",
+            "FORMAT",
+            choices=FORMATS,
+        ),
+    )
+    log_level: str = field(
+        default="info",
+        metadata=_option(
+            f"the least that aqueduct serve logs: {', '.join(LEVELS)}", "LEVEL", choices=LEVELS
+        ),
+    )
+
     zero_allowed: ClassVar[tuple[str, ...]] = ("restarts",)
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for entry in fields(self):
+            if choices := entry.metadata["choices"]:
+                _choice(choices).value(getattr(self, entry.name), f"Serve.{entry.name}")
+
+
+def _choice(choices: tuple[str, ...]) -> Kind:
+    return Kind(f"{', '.join(choices[:-1])} or {choices[-1]}", choice(*choices))
 
 
 SECTIONS: Final[Mapping[str, type]] = MappingProxyType(
@@ -168,7 +198,9 @@ class Setting(NamedTuple):
     @property
     def kind(self) -> Kind:
         """What its value must be, and how it is read."""
-        # Text is checked by its class alone, once all values are known.
+        if choices := self.entry.metadata.get("choices"):
+            return _choice(choices)
+        # Other text is checked by its class alone, once all values are known.
         return kind_of(self.owner, self.entry) or KINDS["text"]
 
     def read(self, given: Any, where: str) -> Any:

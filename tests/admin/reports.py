@@ -77,4 +77,11 @@ def report(*, connections: int = 0, lag: float = 0.0, **handlers: HandlerReport)
             "sending": {"bytes": 20, "limit": 2000},
         },
         "workers": [],
+        "spark": {
+            "executors": [],
+            "executor_count": 0,
+            "tasks": [],
+            "task_count": 0,
+            "forgotten": 0,
+        },
     }

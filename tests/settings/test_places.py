@@ -25,8 +25,10 @@ def written(folder: Path, text: str) -> Path:
 
 def another(setting: Setting) -> tuple[str, Any]:
     """A value that is not the default and fits the other defaults, as text and as it is read."""
+    if choices := setting.entry.metadata.get("choices"):
+        return choices[-1], "error" if setting.key == "log_level" else "json"
     if setting.base in ("Bytes", "Count", "Seconds", "Share"):
-        value = (setting.default or (1 if setting.base == "Seconds" else 2048)) * 2
+        value = (setting.default or (2 if setting.base == "Seconds" else 2048)) * 2
         return f"{value}", value
     given: dict[str, tuple[str, Any]] = {
         "bool": ("true", True),
@@ -134,6 +136,7 @@ def test_paths_in_a_file_start_at_its_folder(tmp_path: Path, monkeypatch: Any) -
         ('[serve]\nlisten = ["http://x"]\n', "serve.listen: 'http://x': unknown scheme 'http'"),
         ("[serve]\nlisten = [5]\n", "serve.listen is [5]; it must be a list of addresses"),
         ("[serve]\nkey_password = 12345\n", "serve.key_password is of the type int; it must be te"),
+        ('[serve]\nlog_level = "loud"\n', "it must be debug, info, warning or error"),
         ('debug = "yes"\n', "debug is 'yes'; it must be True or False"),
         ("[serve\n", "is no TOML that can be read: Expected ']'"),
         ("a = 1\na = 2\n", "is no TOML that can be read: Cannot overwrite a value"),
@@ -200,6 +203,7 @@ def test_what_is_wrong_in_a_variable_is_named(variable: str, value: str, said: s
         "AQUEDUCT_SERVE_PORT_4433_TCP_PROTO",
         # Those of a program, and of this project's own tools.
         "AQUEDUCT_TEAM",
+        "AQUEDUCT_TOKEN",
         "AQUEDUCT_PGO",
         "AQUEDUCT_NO_SKIPS",
         "AQUEDUCT_NO_INSTALL",
@@ -262,8 +266,9 @@ def test_they_travel_to_workers_without_secrets() -> None:
         "AQUEDUCT_TIMING_IDLE_TIMEOUT": "2min",
         "AQUEDUCT_DEBUG": "1",
     }
-    text = json.dumps(read_settings(environment=variables).to_json())
-    assert "hush" not in text
+    given = read_settings(environment=variables)
+    text = json.dumps(given.to_json())
+    assert "hush" not in text + repr(given) + repr(given.serve())
     found = ServiceSettings.from_json(json.loads(text)).config()
     assert (found.calls.compressions, found.timing.idle_timeout) == (("zstd",), 120)
     assert found.debug
@@ -277,3 +282,9 @@ def test_every_default_is_text_that_is_read_as_it() -> None:
             given = [part.strip(' "') for part in text.strip("[]").split(",")] if strings else text
             given = setting.default if setting.base == "bool" else given
             assert setting.read(given, setting.name) == setting.default, setting.name
+
+
+def test_a_choice_is_one_of_its_values() -> None:
+    assert Serve(log_format="json").log_format == "json"
+    with pytest.raises(ConfigError, match=r"^Serve\.log_format is 'xml'; it must be text or json"):
+        Serve(log_format="xml")
