@@ -421,6 +421,25 @@ async def test_counters_never_fall_while_calls_end() -> None:
         assert (told["calls"], told["rows_in"], told["rows_out"]) == (100, 300, 300)
 
 
+async def test_a_call_between_open_and_over_is_missed_by_no_report() -> None:
+    service = counting()
+    async with (
+        service.serving("memory://admin-between", admin=PORT, drain=0) as running,
+        await aqueduct.Client.connect(running.addresses[0]) as client,
+    ):
+        reporter = ServiceReporter(running, asyncio.get_running_loop())
+        calling = asyncio.create_task(client.call("hold", numbers(1, 2)))
+        await until(running, lambda told: told["handlers"]["hold"]["rows_in"] == 2)
+        assert reporter.make()["handlers"]["hold"]["rows_in"] == 2
+        (call,) = running.calls
+        running.calls.discard(call)  # as a thread may see it while the call ends
+        assert reporter.make()["handlers"]["hold"]["rows_in"] == 2
+        running.calls.add(call)
+        service.state.finish.set()
+        await calling
+        assert reporter.make()["handlers"]["hold"]["rows_in"] == 2
+
+
 async def test_a_forked_child_does_not_keep_the_port() -> None:
     service, children = aqueduct.Service("words"), []
 
