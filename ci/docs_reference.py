@@ -120,7 +120,7 @@ def _heading(title: str, line: str = "=") -> str:
 
 
 def _page(page: ReferencePage) -> str:
-    parts = [f"\n{page.about}\n"]
+    parts = [f"\n.. highlight:: python\n\n{page.about}\n"]
     for name in page.names:
         module, _, last = name.rpartition(".")
         described = getattr(importlib.import_module(module), last) if module else None

@@ -50,6 +50,7 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0f6b6b", "color-brand-content": "#0f6b6b"},
     "dark_css_variables": {"color-brand-primary": "#5cc8c0", "color-brand-content": "#5cc8c0"},
 }
+highlight_language = "text"
 pygments_style = "default"
 pygments_dark_style = "github-dark"
 
