@@ -72,6 +72,7 @@ _ARROW_ARRAY: Final = "__arrow_c_array__"
 _ENDPOINT: Final = 255  # bytes of a name in the handshake of Relink
 _SIZE: Final = re.compile(r"(?ai)(\d+(?:\.\d+)?)\s*(?:([kmgt])i?)?b?")
 _DURATION: Final = re.compile(r"(?ai)(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|min|m|h|d)?")
+_PLACE: Final = re.compile(r"(?a)(\[[0-9A-Fa-f:.%]+\]|[^\s:/@\[\]]+):([0-9]{1,5})")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -462,6 +463,13 @@ def _place(given: Any) -> Any:
     return given
 
 
+def _host_and_port(given: Any) -> str:
+    found = _PLACE.fullmatch(any_text(given))
+    if found is None:
+        raise ValueError
+    return f"{found[1]}:{whole(0, 65_535)(found[2])}"
+
+
 # ---------------------------------------------------------------- the table
 
 _SIZES: Final = "a size in bytes, such as 65536, 64k or 32m"
@@ -482,6 +490,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "web origins": Kind("a list of origins, such as https://example.org", _origins),
         "addresses": Kind("a list of addresses such as aqueduct://HOST:PORT", _text_or_texts),
         "words": Kind("a tuple of text, or text with commas", _words_or_none),
+        "host and port": Kind("HOST:PORT, such as 127.0.0.1:9464", _host_and_port),
         "file": Kind("the path of a PEM file, or PEM text as bytes", _file),
         "function": Kind("a function", _callable),
         "datagram": Kind("'auto' or 1200 to 16383 bytes", _datagram),
@@ -499,6 +508,7 @@ FIELDS: Final[Mapping[str, str]] = MappingProxyType(
         "float": "duration",
         "bool": "flag",
         "Pem": "file",
+        "HostPort": "host and port",
         "str | None": "text",
         "tuple[str, ...]": "words",
         "Addresses": "addresses",
@@ -618,7 +628,9 @@ ARGUMENTS: Final[Mapping[str, Kind]] = MappingProxyType(
             _call_observer,
         ),
         "idempotent": KINDS["flag"],
+        "benchmark": KINDS["flag"],
         "drain": KINDS["duration or zero"],
+        "admin": KINDS["host and port"],
         "environment": KINDS["flag"],
         "settings": Kind("the path of a TOML file", _path),
         "time_to_live": KINDS["duration"],

@@ -8,6 +8,7 @@ raises ConfigError at once.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -20,6 +21,7 @@ from aqueduct.errors import ConfigError
 __all__ = [
     "COMPRESSIONS",
     "DEFAULT",
+    "Admin",
     "Bpmux",
     "ByteStream",
     "Calls",
@@ -48,6 +50,7 @@ COMPRESSIONS: Final = ("lz4", "zstd")
 
 _FALLBACK: Final = 4 << 30  # bytes, where the system does not tell
 _LEAST: Final = 64 << 20
+_HOST_NAME: Final = re.compile(r"(?a)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _GROUPS: Final = Path("sys/fs/cgroup")
 
 
@@ -690,12 +693,20 @@ class Calls:
     client_addresses: Count = 64
     """Addresses of one client. More in a list are an error, and more records of a name are left
     alone."""
+    spark_tasks: Count = 1000
+    """Tasks of Spark jobs whose numbers a service keeps for its live page: the latest.
+    0: none. With 0 in the settings of a job its connections do not name their executor."""
     work_threads: Count = 0
     """Threads of the process that encode and decode large batches, and read long schemas, beside
     the event loop. 0: one for each processor, from 2 to 8. Work above that waits for its turn. The
     largest value of the process's clients and services holds for all of them."""
 
-    zero_allowed: ClassVar[tuple[str, ...]] = ("queue", "small_bytes", "work_threads")
+    zero_allowed: ClassVar[tuple[str, ...]] = (
+        "queue",
+        "small_bytes",
+        "spark_tasks",
+        "work_threads",
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -766,6 +777,43 @@ class Tables:
 
 
 @dataclass(frozen=True, slots=True)
+class Admin:
+    """The HTTP port for operators: health, metrics and the state of a service."""
+
+    hosts: tuple[str, ...] = ()
+    """Names in the Host header of a request that are the server's, beside ``localhost``, the name
+    that it listens at, and any IP address. A request with another name gets 421."""
+    request_bytes: Bytes = 8 * KiB
+    """The largest request; its line and its headers count."""
+    request_deadline: Seconds = 5.0
+    """For a whole request: to come, to be answered, and for the answer to be read."""
+    connections: Count = 64
+    """Connections of the port. Above this the one that has waited longest for its request ends."""
+    listed: Count = 200
+    """Connections, and calls, that ``/state.json`` lists each; all are counted."""
+    ready_load: Share = 1.0
+    """A service is not ready while its open calls or connections reach this share of their limits,
+    Calls.max_calls_process and Limits.connections."""
+    ready_memory: Share | None = None
+    """The same for what it has received and what it sends, as a share of
+    Flow.process_receive_budget and Flow.process_send_budget. None: memory is no reason, as full
+    budgets make clients wait and nothing else."""
+    ready_lag: Seconds = 5.0
+    """A service is not ready while its event loop has not turned for so long."""
+    live_lag: Seconds = 60.0
+    """A service is not live while its event loop has not turned for so long."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in self.hosts:
+            if not _HOST_NAME.fullmatch(name):
+                raise ConfigError(
+                    f"Admin.hosts has {name!r}; give the name of a host alone, without scheme, "
+                    "port or wildcard, such as metrics.example.com"
+                )
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All settings of one connection, client or service."""
 
@@ -781,6 +829,7 @@ class Config:
     calls: Calls = field(default_factory=Calls)
     sinks: Sinks = field(default_factory=Sinks)
     tables: Tables = field(default_factory=Tables)
+    admin: Admin = field(default_factory=Admin)
     debug: bool = field(default_factory=lambda: os.environ.get("AQUEDUCT_DEBUG") == "1")
     """Checks that a buffer does not change between its sending and its leaving; slow."""
 

@@ -43,6 +43,7 @@ _UNITS: Final = {
     "Pem": "file",
     "Addresses": "list of addresses",
     "Origins": "list of origins",
+    "HostPort": "host and port",
     "tuple[str, ...]": "list of text",
     "int | str": 'size, or "auto"',
 }

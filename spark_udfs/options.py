@@ -159,6 +159,12 @@ def _paths(given: Any) -> list[str]:
     return [given] if isinstance(given, str) else [os.fspath(each) for each in given]
 
 
+def _flag_or_none(given: Any) -> bool | None:
+    if given is not None and not isinstance(given, bool):
+        raise TypeError
+    return given
+
+
 def _type(given: Any) -> Any:
     if isinstance(given, str):
         return text(given)
@@ -181,6 +187,7 @@ FUNCTIONS: Final[Mapping[str, Kind]] = MappingProxyType(
         "keys": Kind("a list of at least one column's name", _names),
         "on_failure": Kind("'fail' or 'report'", choice("fail", "report")),
         "paths": Kind("a path, or several as a list", _paths),
+        "progress": Kind("True, False or None", _flag_or_none),
         "read_ahead": Kind("a size above zero, such as 2097152 or '2m'", size),
         "read_columns": Kind("a list of at least one name, or None", _names),
         "returns": Kind("'receipts' or 'answers'", choice("receipts", "answers")),

@@ -150,7 +150,7 @@ SPARK_USERS = frozenset(
     for name in (
         *("addresses", "arguments", "awake", "datasource_catalog", "datasource_read"),
         *("casting", "datasource_stream", "datasource_tokens", "reactive_calls"),
-        *("datasource_write", "files", "frames", "groups", "options"),
+        *("datasource_write", "files", "frames", "groups", "options", "progress"),
     )
 )
 """Files, beside `test_spark_*`, with tests that take the fixture `spark`."""

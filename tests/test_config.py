@@ -141,3 +141,5 @@ def test_threads_that_work_beside_the_event_loop():
     assert Calls(work_threads=23).threads_at_work == 23
     with pytest.raises(ConfigError, match=r"Calls\.work_threads is -1"):
         Calls(work_threads=-1)
+    with pytest.raises(ConfigError, match=r"Calls\.spark_tasks is -1"):
+        Calls(spark_tasks=-1)

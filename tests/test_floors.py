@@ -62,8 +62,9 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"aqueduct.arrow": ""},
     {"aqueduct._speedups.calls": ""},
     {"aqueduct.rpc": ""},
+    {"aqueduct.admin": ""},
     {"aqueduct.client": "", "aqueduct.service": ""},
-    {"aqueduct.testing": ""},
+    {"aqueduct.testing": "", "aqueduct.diagnosis": ""},
     {"aqueduct": ""},
     {"aqueduct.cli": "", "spark_udfs": ""},
     {"spark_udfs.demo": ""},
@@ -84,9 +85,11 @@ PACKAGES_ONLY = ("aqueduct.protocol", "aqueduct.carriers")
 ARROW_FLOOR = ROOMS["aqueduct.arrow"][0]
 OUTSIDERS = {
     "aioquic": ("aqueduct.carriers.quic",),
+    "h11": ("aqueduct.admin",),
     "jwt": ("aqueduct.service",),
     "numpy": ("aqueduct.arrow", "spark_udfs"),
     "pandas": ("spark_udfs",),
+    "prometheus_client": ("aqueduct.admin",),
     "pyspark": ("spark_udfs",),
     "websockets": ("aqueduct.reactivesocket",),
 }

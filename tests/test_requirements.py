@@ -144,7 +144,7 @@ def test_a_number_without_a_test_and_a_test_without_a_number_are_faults(page: Pa
 
 def test_no_number_is_left_out() -> None:
     wanted = [f"AQ-{n}" for n in range(1, 48)] + [f"AQ-R{n}" for n in range(1, 35)]
-    wanted += [f"AC-{n}" for n in range(1, 104)]
+    wanted += [f"AC-{n}" for n in range(1, 105)]
     wanted += [f"BP-{n}" for n in range(1, 17)] + [f"BP-R{n}" for n in range(1, 16)]
     wanted += [f"AQ0-{n}" for n in range(1, 36)] + [f"AQ0-R{n}" for n in range(1, 17)]
     wanted += [f"RS-{n}" for n in range(1, 19)] + [f"RS-R{n}" for n in range(1, 16)]

@@ -12,7 +12,7 @@ import sys
 import traceback
 from importlib.metadata import PackageNotFoundError, version
 
-from aqueduct.cli import call, completion, describe, ping, serve, token, wire
+from aqueduct.cli import bench, call, completion, describe, doctor, ping, serve, token, top, wire
 from aqueduct.cli.common import CALL_FAILED, FAILED, CommandFailed, CommandParser, Terminated
 from aqueduct.errors import AqueductError, CallError
 from aqueduct.escaping import escape_lines, one_line
@@ -20,7 +20,7 @@ from aqueduct.service.signals import tell
 
 __all__ = ["main"]
 
-COMMANDS = (serve, call, describe, ping, token, wire, completion)
+COMMANDS = (serve, call, describe, ping, top, bench, doctor, token, wire, completion)
 """The module of each command: ``add(commands)`` and ``run(args)``."""
 
 

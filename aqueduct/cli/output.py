@@ -81,10 +81,12 @@ def rich_table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, right: i
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=0)
     for place, title in enumerate(titles):
-        justify: Any = "right" if place >= len(titles) - right else "left"
-        table.add_column(Text(title), justify=justify, overflow="fold")
+        numbers = place >= len(titles) - right
+        justify: Any = "right" if numbers else "left"
+        # Where there is no room, names are cut short, and numbers are not.
+        table.add_column(Text(title), justify=justify, overflow="ellipsis", no_wrap=numbers)
     for row in rows:
         table.add_row(*map(Text, row))
     return table

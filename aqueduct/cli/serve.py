@@ -87,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
             dev_certificate=serve.dev_certificate,
             client_ca=serve.client_ca,
             origins=serve.origins,
+            admin=serve.admin,
         )
     )
 
@@ -120,6 +121,7 @@ def _serve_by_workers(
         restarts=Restarts(limit=serve.restarts, start=serve.start_timeout),
         drain=settings.value("timing.drain_timeout"),
         origins=serve.origins,
+        admin=serve.admin,
         settings=settings,
         logs=logs,
     )

@@ -7,6 +7,7 @@ the status is sent. The client reads the answers to their end before it believes
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
@@ -48,12 +49,9 @@ from aqueduct.service.handlers import Handler, handler_failed
 if TYPE_CHECKING:
     from aqueduct.service.telemetry import Observation
 
-__all__ = ["COUNTED", "CallHost", "Run", "ServerCall"]
+__all__ = ["CallHost", "Run", "ServerCall"]
 
 log = logger_of(__name__)
-
-COUNTED: Final = ("batches_in", "rows_in", "bytes_in", "batches_out", "rows_out", "bytes_out")
-"""What a call counts, and a service sums up."""
 
 _LINGER_FROM: Final = 64 << 10
 
@@ -121,6 +119,11 @@ class ServerCall:
         """Whether nobody is told how it ends."""
         self.accepted = False
         """Whether the client was told so."""
+        self.failed = False
+        """Whether it ended with an error, after it was accepted."""
+        self.begun = time.monotonic()
+        """When its message was read."""
+        self._resumes = connection.carrier.resumes
         self.observation: Observation | None = None
         """What the service's telemetry keeps of the call, once it is accepted."""
         self.stop: Callable[[], None] | None = None
@@ -194,6 +197,11 @@ class ServerCall:
             "rows_out": left.rows_out,
             "bytes_out": left.bytes_out,
         }
+
+    @property
+    def resumes(self) -> int:
+        """How often its connection was cut and went on meanwhile."""
+        return self.connection.carrier.resumes - self._resumes
 
     def cancel_handler(self, error: BaseException) -> None:
         """The call failed while a handler is still at work in some thread: it is told."""

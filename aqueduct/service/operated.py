@@ -34,6 +34,8 @@ def as_operated(
         options["origins"] = operator.value("serve.origins")
     if "timing.drain_timeout" in operator.given:
         options["drain"] = None  # it is that of the service's settings
+    if "serve.admin" in operator.given:
+        options["admin"] = operator.value("serve.admin")
     names = (*_CERTIFICATE, "dev_certificate")
     if not any(f"serve.{name}" in operator.given for name in names):
         return places, options

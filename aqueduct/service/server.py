@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import inspect
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -50,8 +51,9 @@ from aqueduct.service.async_runner import (
     drive_coroutine,
     drive_coroutine_sink,
 )
-from aqueduct.service.call import COUNTED, Run, ServerCall
+from aqueduct.service.call import Run, ServerCall
 from aqueduct.service.call_connection import CallConnection
+from aqueduct.service.call_totals import COUNTED, CallTotals
 from aqueduct.service.context import Call
 from aqueduct.service.handlers import Handler, HandlerShape
 from aqueduct.service.reactive_gateway import (
@@ -63,11 +65,13 @@ from aqueduct.service.reactive_gateway import (
     snapshot_of,
 )
 from aqueduct.service.shared_runner import WaitingRooms
+from aqueduct.service.task_book import TaskBook
 from aqueduct.service.thread_runner import GeneratorRunner
 from aqueduct.service.unary import UnaryCall
 from aqueduct.service.waiting_room import run_in_turn
 
 if TYPE_CHECKING:
+    from aqueduct.admin.report import Phase
     from aqueduct.protocol.common.receiver import Received
     from aqueduct.service.telemetry import Observer
 
@@ -139,14 +143,27 @@ class RunningService:
         self._by_handler: Counter[str] = Counter()
         self._rooms = WaitingRooms(self, self.config.calls)
         self._counted: Counter[str] = Counter()
+        self.totals = CallTotals(handlers)
+        """What calls have done, by handler."""
+        self.tasks = TaskBook(config.calls.spark_tasks)
+        """What they have done, by Spark task."""
+        self.since: dict[CallConnection, float] = {}
+        """When each connection that is open began, by ``time.monotonic``."""
         self._number = 0
         self.ready = False
         """Whether clients should come: from the first address on, until a drain begins."""
         self._draining = False
+        self.admin_addresses: list[str] = []
+        """Where the admin port listens, such as ``http://127.0.0.1:9464``; empty: there is none."""
+        self.listens = False
+        """Whether clients could connect at some time."""
         self._closing = False
+        """Whether no call is taken any more: later than a drain begins, if it has a delay."""
+        self._forced = False
         self._idle = asyncio.Event()
         """Nothing more is waited for; looked at while the service drains."""
-        self._handlers = handlers
+        self.handlers = handlers
+        """The registered ones; more may come."""
         self._authorize = authorize
         self._telemetry = telemetry
         self.sizes: dict[str, int] = {}
@@ -176,6 +193,13 @@ class RunningService:
         """Those that are open now: a Connection, or a ReactiveSocketConnection."""
         return [connection_of(each) for each in tuple(self._connections)]
 
+    @property
+    def phase(self) -> Phase:
+        """What the service is at."""
+        if self.ready:
+            return "serving"
+        return "draining" if self.listens or self._draining else "starting"
+
     def counters(self) -> dict[str, int]:
         """What was counted since the start; may be called from any thread.
 
@@ -186,20 +210,22 @@ class RunningService:
         token, schema). ``unreported`` are those of them whose client is not told, as they were
         fired (REQUEST_FNF).
         """
+        # First what is over, then what is open: what ends in between is not counted twice.
+        moved = self.totals.moved()
         open_calls = tuple(self.calls)
-        resumes = sum(connection.carrier.resumes for connection in tuple(self._connections))
+        resumes = self._counted["resumes"]
+        resumes += sum(connection.carrier.resumes for connection in tuple(self._connections))
         found = {
             "calls": self._number,
             "open_calls": len(open_calls),
             "waiting_calls": self._rooms.waiting,
             "connections": self._counted["connections"],
             "open_connections": len(self._connections),
-            "resumes": self._counted["resumes"] + resumes,
+            "resumes": resumes,
         }
         for name in _ENDS:
             found[name] = self._counted[name]
-        for name in COUNTED:
-            found[name] = self._counted[name]
+        found.update(moved)
         for call in open_calls:
             for name, count in call.counters().items():
                 found[name] += count
@@ -222,7 +248,7 @@ class RunningService:
             if self._server is not None:
                 await self._server.close()
             raise
-        self.ready = True
+        self.listens = self.ready = True
 
     async def close(self, *, drain: float | None = None, alone: bool = False) -> None:
         """Takes no more calls, waits for those that are open, and ends, within ``drain`` seconds.
@@ -249,7 +275,7 @@ class RunningService:
         seconds = whole - closing
         loop = asyncio.get_running_loop()
         end = loop.time() + whole - closing / 2
-        if not await self._wait_idle(seconds):
+        if not await self._wait_idle(0 if self._forced else seconds):
             self._refuse_open_calls(seconds)
             await self._wait_idle(closing / 2)
         relays = end - loop.time()
@@ -288,7 +314,7 @@ class RunningService:
         First the service is not ``ready`` for Timing.drain_delay, and takes calls as before. This
         is part of the ``seconds``. ``alone``: not so, as other workers are ready.
         """
-        self.ready = False
+        self.ready, self._draining = False, True
         timing = self.config.timing
         whole = timing.drain_timeout if seconds is None else seconds
         delay = 0.0 if alone else min(timing.drain_delay, whole)
@@ -306,7 +332,8 @@ class RunningService:
         await closing
 
     def force(self) -> None:
-        """Ends the drain of a ``close`` that is under way."""
+        """Ends the drain of a ``close`` that is under way, or is about to begin."""
+        self._forced = True
         self._idle.set()
         if self._ending is not None:
             self._ending.end_relays()
@@ -400,12 +427,16 @@ class RunningService:
         """A call that has its ``place`` begins."""
         dispatcher.calls.add(running)
         self.calls.add(running)
+        self.totals.of(running.head.handler).calls += 1
         self._starter.start(running)
 
     def refused(self, peer: str, error: CallError, *, unanswered: bool = False) -> None:
         """A call that never began is counted. ``unanswered``: nobody is told."""
         self._counted["refused"] += 1
         self._counted["unreported"] += unanswered
+        totals = self.totals.of(error.handler)
+        totals.calls += 1
+        totals.failed(error.status)
         fields = {**error.log_fields(), "peer": peer}
         log.info("%s: a call was refused: %s", peer, error, extra={"fields": fields})
 
@@ -413,9 +444,11 @@ class RunningService:
         """A connection is there."""
         self._counted["connections"] += 1
         self._connections[dispatcher.connection] = dispatcher.calls
+        self.since[dispatcher.connection] = time.monotonic()
 
     def closed(self, dispatcher: CallDispatcher) -> None:
         """A connection is over."""
+        self.since.pop(dispatcher.connection, None)
         if self._connections.pop(dispatcher.connection, None) is not None:
             self._counted["resumes"] += dispatcher.connection.carrier.resumes
 
@@ -445,7 +478,7 @@ class RunningService:
         """The number of a call for which there is room. Raises Refused and Busy."""
         limits, calls = self.config.calls, dispatcher.calls
         peer = dispatcher.connection.carrier.peer
-        if self._draining:
+        if self._closing:
             text = f"the service {self.name!r} is ending"
             raise Refused(text, peer=peer, handler=handler, draining=True, untouched=True)
         if len(calls) >= limits.max_calls_connection:
@@ -466,7 +499,7 @@ class RunningService:
     def table_of(self, head: CallHead) -> CallHead:
         """See GatewayHost."""
         rows = ROWS + head.handler
-        if head.handler in self._handlers or rows not in self._handlers:
+        if head.handler in self.handlers or rows not in self.handlers:
             return head
         return replace(head, handler=rows)
 
@@ -502,7 +535,7 @@ class RunningService:
             raise Refused("the service does not allow the call", **names)
 
     def _find(self, running: ServerCall) -> Handler:
-        call, peer, handlers = running.head, running.call.peer, self._handlers
+        call, peer, handlers = running.head, running.call.peer, self.handlers
         handler = handlers.get(call.handler)
         names = {"peer": peer, "handler": call.handler}
         if handler is None:
@@ -565,7 +598,11 @@ class RunningService:
                 running.observation.ended(status.code, status.message, running.counters())
             except Exception:
                 log.exception("telemetry raised at the end of %r", running.call)
+        totals = self.totals.of(running.head.handler)
+        if running.accepted:
+            totals.took(time.monotonic() - running.begun)
         if status.code != OK:
+            totals.failed(status.code)
             self._count_end(running, status, error)
         return len(self.calls) == 1
 
@@ -580,6 +617,7 @@ class RunningService:
             log.log(level, "%r was refused: %s", running.call, status.message, **more)
         else:
             self._counted["failed"] += 1
+            running.failed = True
             # A fault of the handler is a warning for the operator of the service.
             own = not isinstance(error, CallError) or (
                 isinstance(error, _OF_HANDLERS) and error is not running.input.fault
@@ -598,9 +636,8 @@ class RunningService:
     def call_ended(self, running: ServerCall) -> None:
         """A call is over, its handler too: its place is free."""
         self.calls.discard(running)
-        counted = self._counted
-        for name, count in running.counters().items():
-            counted[name] += count
+        self.totals.of(running.head.handler).ended(running.counters(), running.resumes)
+        self.tasks.ended(running)
         connection_calls = self._connections.get(running.connection)
         if connection_calls is not None:
             connection_calls.discard(running)

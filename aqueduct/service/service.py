@@ -41,6 +41,8 @@ from typing import Any, Final, Literal, TypeVar, cast, overload
 import pyarrow as pa
 
 from aqueduct.address import Address
+from aqueduct.admin.routes import admin_routes
+from aqueduct.admin.thread import AdminThread
 from aqueduct.arguments import UNGIVEN, Duration, checked
 from aqueduct.carriers import certificates
 from aqueduct.carriers.certificates import ServerTls
@@ -48,6 +50,7 @@ from aqueduct.carriers.contract import Bound
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConfigError, LocalProtocolError
 from aqueduct.escaping import logger_of
+from aqueduct.rpc.benchmark import BENCHMARK
 from aqueduct.rpc.describe import (
     DESCRIBE,
     DESCRIBE_SCHEMA,
@@ -60,6 +63,7 @@ from aqueduct.rpc.describe import (
 from aqueduct.rpc.request import Kind
 from aqueduct.rpc.threads import apart
 from aqueduct.service.batching import Batching
+from aqueduct.service.benchmark import benchmark_handler
 from aqueduct.service.handlers import (
     EXCHANGE,
     SOURCE,
@@ -71,6 +75,7 @@ from aqueduct.service.handlers import (
 from aqueduct.service.lifetime import Lifetime, unless
 from aqueduct.service.namespace import Namespace
 from aqueduct.service.operated import as_operated
+from aqueduct.service.reporting import ServiceReporter
 from aqueduct.service.server import COUNTERS, Authorize, RunningService
 from aqueduct.service.signals import Holders, ProcessDeadline, ServiceSignals, say, tell_state
 from aqueduct.service.sinks import Sink
@@ -101,6 +106,8 @@ class Service:
       coroutine function; it runs on the event loop, so it must not block.
     - ``telemetry``: told of each call's beginning and end; ``aqueduct.OpenTelemetry()`` makes spans
       and metrics of them.
+    - ``benchmark``: with the handler ``aqueduct.benchmark``, for ``aqueduct bench`` and ``doctor``.
+      It does nothing but to answer, up to four calls at once, and ``authorize`` is asked.
 
     A service may be served more than once at a time, by ``serving`` or ``run``.
     """
@@ -114,6 +121,7 @@ class Service:
         config: Config = DEFAULT,
         authorize: Authorize | None = None,
         telemetry: Observer | None = None,
+        benchmark: bool = False,
     ) -> None:
         if not isinstance(name, str) or not name.isprintable() or not name:
             raise ConfigError(f"a service's name is {name!r}; it must be printable text")
@@ -137,6 +145,8 @@ class Service:
         self._described: tuple[tuple[object, ...], pa.RecordBatch] | None = None
         """The description as clients get it, and of what it was made."""
         self._add_description()
+        if benchmark:
+            self._handlers[BENCHMARK] = benchmark_handler(config.calls.fragment_bytes)
         if isinstance(telemetry, CounterObserver):
             telemetry.serves(name, self.counters)
 
@@ -544,6 +554,7 @@ class Service:
         tls: ServerTls | None = None,
         origins: Sequence[str] = (),
         drain: Duration | None = None,
+        admin: str | None = None,
     ) -> AsyncIterator[RunningService]:
         """Serves at ``addresses`` for as long as the block runs, then drains and ends.
 
@@ -559,6 +570,8 @@ class Service:
           ``"https://app.example.com"``. Others get 403. Programs that are no browser name none.
         - ``drain``: seconds that the end may take, of which open calls get all but the last;
           None: Timing.drain_timeout. See ``RunningService.close``.
+        - ``admin``: ``"HOST:PORT"`` of the HTTP port for operators: health, metrics and the state
+          of the service. It answers from the start to the end of the block. None: there is none.
 
         Raises ConfigError for addresses or certificates that cannot work, or that are taken, and
         StartFailed.
@@ -579,6 +592,33 @@ class Service:
             ),
             kept=self._lifetime.kept,
         )
+        async with AsyncExitStack() as stack:
+            if admin is not None:
+                await stack.enter_async_context(self._administered(serving, admin))
+            async with self._serving(serving, places, origins, whole):
+                yield serving
+
+    @asynccontextmanager
+    async def _administered(self, serving: RunningService, admin: str) -> AsyncIterator[None]:
+        """Answers at the admin port for as long as the block runs. Raises ConfigError."""
+        reporter = ServiceReporter(serving, asyncio.get_running_loop())
+        thread = AdminThread(admin, admin_routes(reporter), self.config.admin)
+        await thread.start()
+        serving.admin_addresses = thread.addresses
+        try:
+            yield
+        finally:
+            await thread.close()
+
+    @asynccontextmanager
+    async def _serving(
+        self,
+        serving: RunningService,
+        places: Sequence[str | Bound],
+        origins: Sequence[str],
+        whole: float,
+    ) -> AsyncIterator[None]:
+        """Serves for as long as the block runs; ``whole``: the seconds of its end."""
         await self._lifetime.begin()
         try:
             await serving.start(places, origins=origins)
@@ -586,7 +626,7 @@ class Service:
                 self._servings.append(serving)
             keepers = [asyncio.create_task(sink.keep()) for sink in self._sinks.values()]
             try:
-                yield serving
+                yield
             finally:
                 for keeper in keepers:
                     keeper.cancel()
@@ -611,6 +651,7 @@ class Service:
         tls: ServerTls | None = None,
         origins: Sequence[str] = (),
         drain: float | None = None,
+        admin: str | None = None,
         environment: bool = True,
         settings: str | PathLike[str] | None = None,
     ) -> None:
@@ -645,6 +686,7 @@ class Service:
             "tls": tls,
             "origins": origins,
             "drain": drain,
+            "admin": admin,
         }
         places, options = as_operated(operator, addresses, given)
         if (config := operator.config(self.config)) is not self.config:
@@ -718,6 +760,8 @@ async def serve_until_signal(
             signals.look = lambda: tell_state(look())
             for address in serving.addresses:
                 say(address if quiet else f"listening on {address}")
+            for address in serving.admin_addresses:
+                log.info("admin at %s", address)
             await first.wait()
             if not quiet:
                 log.info("draining; a second signal ends at once")

@@ -19,15 +19,16 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from aqueduct.config import DEFAULT
+from aqueduct.config import DEFAULT, Admin
 from aqueduct.endpoint.server import bind
 from aqueduct.errors import ConfigError
 from aqueduct.escaping import logger_of
+from aqueduct.service.crew_report import CrewAdmin
 from aqueduct.service.signals import (
     FORCE_SECONDS,
     LEAST,
@@ -37,13 +38,14 @@ from aqueduct.service.signals import (
     tell_state,
 )
 from aqueduct.service.worker import tls_to_json
+from aqueduct.settings.in_force import ServiceSettings
 
 if TYPE_CHECKING:
     from aqueduct.address import Address
+    from aqueduct.admin.report import Phase
     from aqueduct.carriers.certificates import ServerTls
     from aqueduct.carriers.contract import Bound
     from aqueduct.logs import LogSettings
-    from aqueduct.settings.in_force import ServiceSettings
 
 __all__ = ["Restarts", "Supervisor"]
 
@@ -98,13 +100,14 @@ class Supervisor:
         restarts: Restarts | None = None,
         drain: float | None = None,
         origins: Sequence[str] = (),
+        admin: str | None = None,
         settings: ServiceSettings | None = None,
         logs: LogSettings | None = None,
     ) -> None:
         """``drain``: seconds that the end may take; None: what the service's settings say.
 
-        ``origins``: see ``Service.serving``. ``settings``: what the operator has set; each worker
-        serves with it. ``logs``: of the workers; None: as Python logs.
+        ``origins`` and ``admin``: see ``Service.serving``. ``settings``: what the operator has set;
+        each worker serves with it. ``logs``: of the workers; None: as Python logs.
         """
         self._service = service
         self._addresses = addresses
@@ -113,8 +116,10 @@ class Supervisor:
         self._restarts = restarts or Restarts()
         self._drain = drain
         self._origins = list(origins)
+        self._admin_place = admin
+        self._admin: CrewAdmin | None = None
+        self._settings = ServiceSettings() if settings is None else settings
         self._logs = logs
-        self._settings = {} if settings is None else settings.to_json()
         self._deadline = ProcessDeadline(self._kill)
         self._deaths: deque[float] = deque()
         self._places: list[list[Bound]] = []
@@ -152,12 +157,30 @@ class Supervisor:
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
         try:
             with self._signals:
-                await self._watch()
+                await self._administer()
         finally:
             self._loop.remove_signal_handler(signal.SIGCHLD)
         if not self._announced and self._failure:
             raise ConfigError(self._failure)
         return 1 if self._cut else 0
+
+    async def _administer(self) -> None:
+        """``_watch``, beside the admin port if there is one."""
+        if self._admin_place is None:
+            await self._watch()
+            return
+        self._admin = CrewAdmin(
+            self._admin_place,
+            self,
+            self._count,
+            self._service,
+            self._settings.config().admin,
+        )
+        try:
+            await self._admin.start()
+            await self._watch()
+        finally:
+            await self._admin.close()
 
     async def _watch(self) -> None:
         try:
@@ -188,8 +211,9 @@ class Supervisor:
             "tls": tls_to_json(self._tls),
             "drain": self._drain,
             "origins": self._origins,
+            "admin": self._admin is not None,
+            "settings": self._settings.to_json(),
             "logs": None if self._logs is None else asdict(self._logs),
-            "settings": self._settings,
         }
 
     def _siblings(self, place: int, address: Address) -> list[str]:
@@ -245,6 +269,24 @@ class Supervisor:
         for slot in self._crew:
             slot.force()
 
+    # What the admin port asks
+
+    @property
+    def phase(self) -> Phase:
+        """See CrewHost."""
+        if self.ending:
+            return "draining"
+        return "serving" if self._announced else "starting"
+
+    @property
+    def addresses(self) -> list[str]:
+        """See CrewHost."""
+        return next((slot.addresses for slot in self._crew if slot.addresses), [])
+
+    def ask_reports(self) -> Collection[int]:
+        """See CrewHost."""
+        return [slot.number for slot in self._crew if slot.tell_report()]
+
     def _check_over(self) -> None:
         if self.ending and all(slot.process is None for slot in self._crew):
             self._over.set()
@@ -263,6 +305,14 @@ class Supervisor:
             self._announced = True
             for address in slot.addresses:
                 say(f"listening on {address}")
+            if self._admin is not None:
+                for address in self._admin.addresses:
+                    log.info("admin at %s", address)
+
+    @property
+    def admin(self) -> CrewAdmin | None:
+        """The admin port; None: there is none."""
+        return self._admin
 
     def died(self, slot: _Slot, how: str, *, well: bool) -> float | None:
         """A worker has ended. In how many seconds it is to be replaced; None: not at all."""
@@ -314,7 +364,7 @@ class _Slot:
 
     def __init__(self, workers: Supervisor, number: int, job: dict[str, Any]) -> None:
         self._workers = workers
-        self._number = number
+        self.number = number
         self._job = json.dumps(job)
         self._sockets = [fd for place in job["places"] for fd in place["sockets"]]
         self._loop = asyncio.get_running_loop()
@@ -342,7 +392,7 @@ class _Slot:
         command = [sys.executable, "-m", "aqueduct.service.worker", self._workers.service]
         try:
             self.process = subprocess.Popen(
-                [*command, str(self._number), str(fd)],
+                [*command, str(self.number), str(fd)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(fd, *self._sockets),
             )
@@ -352,7 +402,9 @@ class _Slot:
             return
         finally:
             theirs.close()
-        self.name = f"worker {self._number} (process {self.process.pid})"
+        self.name = f"worker {self.number} (process {self.process.pid})"
+        if self._workers.admin is not None:
+            self._workers.admin.workers.began(self.number, self.process.pid)
         self._began = self._loop.time()
         self.failed, self._input = "", bytearray()
         self._control = ours
@@ -387,6 +439,12 @@ class _Slot:
         if self.addresses:
             self._write(json.dumps({"do": "look"}))
 
+    def tell_report(self) -> bool:
+        """Has the process tell its report, if it listens; whether it does."""
+        if self.addresses:
+            self._write(json.dumps({"do": "report"}))
+        return bool(self.addresses)
+
     def kill(self) -> None:
         """Kills the process."""
         self._forget_timers()
@@ -412,6 +470,8 @@ class _Slot:
             self._control.close()
             self._control = None
         self.process, self.addresses = None, []
+        if self._workers.admin is not None:
+            self._workers.admin.ended(self.number, well=status == 0)
         self._ended(_how(status), well=status == 0)
 
     # Within
@@ -466,10 +526,15 @@ class _Slot:
             self.failed = message["failed"]
         elif "state" in message:
             tell_state(message["state"])
+        elif "report" in message:
+            if self._workers.admin is not None:
+                self._workers.admin.came(self.number, message["report"])
         elif "ready" in message:
             self._forget_timers()
             self.addresses = message["ready"]["addresses"]
             self._drain = message["ready"]["drain"]
+            if self._workers.admin is not None:
+                self._workers.admin.configure(Admin(**message["ready"]["admin"]))
             if self._workers.ending:
                 self.end()
             else:

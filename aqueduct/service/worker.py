@@ -19,16 +19,18 @@ import sys
 import threading
 import time
 from contextlib import AsyncExitStack, suppress
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aqueduct.address import Address
 from aqueduct.carriers.contract import Bound, Siblings
-from aqueduct.escaping import one_line
+from aqueduct.escaping import logger_of, one_line
 from aqueduct.forks import own_socket
 from aqueduct.logs import LogSettings, as_json, configure
 from aqueduct.service.lifetime import unless
 from aqueduct.service.loader import load_service
+from aqueduct.service.reporting import ServiceReporter
 from aqueduct.service.signals import (
     FORCE_SECONDS,
     ProcessDeadline,
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from aqueduct.service.service import Service
 
 __all__ = ["main", "tls_from_json", "tls_to_json"]
+
+log = logger_of(__name__)
 
 
 def main(arguments: list[str]) -> int:
@@ -64,6 +68,7 @@ class _Worker:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: RunningService | None = None
+        self._reporter: ServiceReporter | None = None
         self._first = asyncio.Event()
         self._together = False
         """Whether all workers are drained."""
@@ -100,7 +105,10 @@ class _Worker:
             operator = ServiceSettings.from_json(job["settings"])
             service.configure(operator.config(service.config))
             tls, drain, origins = tls_from_json(job["tls"]), job["drain"], job["origins"]
-            return asyncio.run(self._serve(service, places, tls, drain, origins))
+            status = asyncio.run(self._serve(service, places, tls, drain, origins))
+            if job["admin"]:
+                self._report()  # what it has counted in all
+            return status
         except Exception as error:
             if os.environ.get("AQUEDUCT_DEBUG") == "1":
                 raise
@@ -131,8 +139,13 @@ class _Worker:
                 if running is None:  # told to end before it had begun
                     return 0
                 self._running = running
+                self._reporter = ServiceReporter(running, self._loop)
                 signals.look = self._look
-                ready = {"addresses": running.addresses, "drain": self._seconds}
+                ready = {
+                    "addresses": running.addresses,
+                    "drain": self._seconds,
+                    "admin": asdict(service.config.admin),
+                }
                 self._tell({"ready": ready})
                 await self._first.wait()
                 await running.drain(self._second, self._seconds, alone=not self._together)
@@ -147,7 +160,10 @@ class _Worker:
             if "seconds" in command:
                 self._seconds = command["seconds"]
                 self._deadline.end_in(self._seconds)
-            self._in_loop(getattr(self, f"_{command['do']}"))
+            if command["do"] == "report":
+                self._report()
+            else:
+                self._in_loop(getattr(self, f"_{command['do']}"))
         # No supervisor watches this process any more, and nothing else would ever end it.
         for path in self._files:
             with suppress(OSError):
@@ -181,6 +197,14 @@ class _Worker:
             state = {"worker": self._number, "pid": os.getpid(), **self._running.state()}
             # Not from the loop: the other side may be slow to read, and has much to read.
             threading.Thread(target=self._tell, args=({"state": state},), daemon=True).start()
+
+    def _report(self) -> None:
+        """Not on the loop: a handler may hold it up, which is what the report is to show."""
+        if self._reporter is not None:
+            try:
+                self._tell({"report": self._reporter.make()})
+            except Exception:
+                log.exception("a worker could not report its state")
 
     def _tell(self, message: dict[str, Any]) -> None:
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"

@@ -19,6 +19,7 @@ PREFIX: Final = "AQUEDUCT_"
 Pem: TypeAlias = str | os.PathLike[str] | bytes
 Addresses: TypeAlias = tuple[str, ...]
 Origins: TypeAlias = tuple[str, ...]
+HostPort: TypeAlias = str
 
 
 def _option(
@@ -86,6 +87,14 @@ class Serve:
         default=False,
         metadata=_option(
             "make a certificate on the spot; the address printed pins its fingerprint"
+        ),
+    )
+    admin: HostPort | None = field(
+        default=None,
+        metadata=_option(
+            "an HTTP port for operators, such as 127.0.0.1:9464: /health/live, /health/ready, "
+            "/metrics and /state.json (by default there is none)",
+            "HOST:PORT",
         ),
     )
     workers: Count | None = field(

@@ -43,7 +43,9 @@ from aqueduct.client.unary import same_schema
 from aqueduct.client.unary_stub import UnaryStub
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import AqueductError, Cancelled, ConfigError
+from aqueduct.rpc.executor_name import EXECUTOR_HEADER
 from spark_udfs.worker.executor_socket import executor_socket, watch
+from spark_udfs.worker.task import executor_name
 
 __all__ = ["IDLE", "CachedAccepted", "Peer", "Pool", "PoolLease", "process_pool"]
 
@@ -63,6 +65,8 @@ class Peer:
     tls: ClientTls | None = None
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     config: Config = DEFAULT
+    application: tuple[str, str] = field(default=("", ""), compare=False)
+    """Id and name of the Spark application, for the service."""
 
     @property
     def reactive(self) -> bool:
@@ -234,7 +238,7 @@ class Pool:
             entry.users += 1
         try:
             with entry.connecting:
-                client, made = entry.open_client()
+                client, made = entry.open_client(in_task=task is not None)
         except BaseException:
             with self._lock:
                 entry.users -= 1
@@ -375,28 +379,32 @@ class _Entry:
         self.connecting = threading.Lock()
         self.accepted: list[CachedAccepted] = []
 
-    def open_client(self) -> tuple[TaskClient | ReactiveTaskClient, bool]:
-        """The connection, and whether it was made just now."""
+    def open_client(self, *, in_task: bool) -> tuple[TaskClient | ReactiveTaskClient, bool]:
+        """The connection, and whether it was made just now. ``in_task``: by a task of Spark."""
         made = False
         if self.client is not None and not self._answers(self.client):
             self.close()
         if self.client is None:
             self.accepted = []
-            self.client = self._connect()
+            self.client = self._connect(in_task)
             self.connected += 1
             made = True
         return self.client, made
 
-    def _connect(self) -> TaskClient | ReactiveTaskClient:
+    def _connect(self, in_task: bool) -> TaskClient | ReactiveTaskClient:
         peer = self.peer
         if peer.reactive:
             return ReactiveTaskClient(peer.address, config=peer.config, tls=peer.tls)
+        headers = peer.headers
+        if in_task and peer.config.calls.spark_tasks:
+            named = executor_name(peer.application).encode().decode()
+            headers = (*headers, (EXECUTOR_HEADER.decode(), named))
         # An idle connection is the pool's to close; silence means that the worker is gone.
         return TaskClient(
             peer.address,
             config=peer.config,
             tls=peer.tls,
-            headers=peer.headers,
+            headers=headers,
             keep_alive=False,
         )
 

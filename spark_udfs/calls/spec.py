@@ -15,7 +15,7 @@ from aqueduct.errors import ConfigError
 from aqueduct.rpc.request import Partition
 from spark_udfs.calls.pool import Peer
 from spark_udfs.tokens import fresh
-from spark_udfs.worker.task import TaskContext
+from spark_udfs.worker.task import TaskContext, application
 
 __all__ = ["BatchAnswer", "CallSpec", "OnError", "Opened"]
 
@@ -38,6 +38,8 @@ class CallSpec(BalancedSpec):
     """The same for every attempt of the job."""
     splits: bool = True
     """Whether rows of one batch may go as several requests of ReactiveSocket."""
+    application: tuple[str, str] = ("", "")
+    """Id and name of the Spark application; set when this is sent to executors."""
 
     @property
     def unit(self) -> str:
@@ -79,7 +81,7 @@ class CallSpec(BalancedSpec):
 
     def peer(self, address: str) -> Peer:
         """Whom a lease is taken on, for one of the addresses."""
-        return Peer(address, self.tls, self.connection_headers, self.config)
+        return Peer(address, self.tls, self.connection_headers, self.config, self.application)
 
     def peer_of(self, place: TaskContext) -> Peer:
         """The one that a partition calls alone: they take turns."""
@@ -109,6 +111,12 @@ class CallSpec(BalancedSpec):
             "token": self.fresh_token() if callable(self.token) else self.token,
             "partition": None if place.partition is None else Partition(place.partition),
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """On the driver, where it is known which application the tasks belong to."""
+        state = {**self.__dict__, "application": application() or self.application}
+        state.pop("peers", None)  # they have it too
+        return state
 
     def fresh_token(self) -> str | None:
         """What the next call shows. Raises ConfigError for what a callable raises."""

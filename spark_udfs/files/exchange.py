@@ -28,6 +28,7 @@ from spark_udfs.calls.partition import CallSpec, leased
 from spark_udfs.calls.retry import Tries
 from spark_udfs.calls.telemetry import working
 from spark_udfs.files.paths import FileFailed
+from spark_udfs.files.progress import watch
 from spark_udfs.files.reader import Part, Prefetcher, ReadItem, read
 from spark_udfs.files.writer import Written, key_of
 from spark_udfs.functions.exchange import Exchange, exchange
@@ -80,6 +81,7 @@ def exchange_files(
     on_failure: OnFailure = "fail",
     batch_bytes: int | str = BATCH_BYTES,
     read_ahead: int | str = 16 * MiB,
+    progress: bool | None = None,
     **options: Any,
 ) -> FilesFunction:
     """A function for ``mapInArrow`` over a frame of files: what is in them goes to the service.
@@ -99,6 +101,8 @@ def exchange_files(
       on with the next part.
     - ``batch_bytes`` (4m): about the size of a batch; ``read_ahead`` (16m): bytes that are decoded
       and not yet sent.
+    - ``progress``: whether the driver shows a bar on standard error, or in the notebook, while
+      tasks run. None: at a terminal and in a notebook. Spark Connect has none.
 
     Raises ConfigError at once for arguments that cannot work. The function raises FileFailed for
     what cannot be read or written, and what ``exchange`` raises; both name the file.
@@ -117,6 +121,7 @@ def exchange_files(
         exchange(address, handler, **options),
         _reading(columns, on_failure, batch_bytes, read_ahead),
         _ExchangeWork(answers=returns == "answers", write=write),
+        argument("progress", progress),
     )
 
 
@@ -128,6 +133,7 @@ def send_files(
     on_failure: OnFailure = "fail",
     batch_bytes: int | str = BATCH_BYTES,
     read_ahead: int | str = 16 * MiB,
+    progress: bool | None = None,
     **options: Any,
 ) -> FilesFunction:
     """The same for a handler of kind ``sink``: a receipt for each part, nothing comes back.
@@ -156,6 +162,7 @@ def send_files(
         call,
         _reading(columns, on_failure, batch_bytes, read_ahead),
         _SinkWork(),
+        argument("progress", progress),
     )
 
 
@@ -403,10 +410,16 @@ class FilesFunction(PickledFunction):
     call: Exchange
     reading: FileReading
     work: _ExchangeWork | _SinkWork
+    progress: bool | None = False
 
     @property
-    def __name__(self) -> str:  # Spark shows it in plans
-        return f"{self.work.name}_{self.call.handler}"
+    def __name__(self) -> str:  # Spark shows it in plans, by which its queries are found
+        return f"{self.work.name}_{self.call.handler}_{self.call.write_key[:8]}"
+
+    def __reduce__(self) -> Any:
+        title = f"{self.work.name} {self.call.handler!r}"
+        watch(self.__name__, title, self.call.tally, self.progress)
+        return super().__reduce__()
 
     @property
     def schema(self) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import os
+import socket
 import sys
 from dataclasses import dataclass
 
 from aqueduct.errors import AqueductError, CallError, HandlerFailed, SchemaMismatch
 from aqueduct.escaping import Lines, escape
+from aqueduct.rpc.executor_name import ExecutorName
 from spark_udfs.worker.metrics import TaskMetrics
 
-__all__ = ["NOWHERE", "TaskContext", "here", "locate"]
+__all__ = ["NOWHERE", "TaskContext", "application", "executor_name", "here", "locate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,25 @@ def here() -> TaskContext:
         attempt=context.attemptNumber(),
         task=context.taskAttemptId(),
     )
+
+
+def application() -> tuple[str, str] | None:
+    """Id and name of the Spark application of this driver; None elsewhere, and on Connect."""
+    pyspark = sys.modules.get("pyspark")
+    context = None if pyspark is None else pyspark.SparkContext._active_spark_context
+    if context is None or context._jsc is None:
+        return None
+    return str(context.applicationId), str(context.appName)
+
+
+def executor_name(application: tuple[str, str]) -> ExecutorName:
+    """The executor of this Python worker, for the services that it calls.
+
+    Spark tells a worker on Kubernetes alone which executor it belongs to. All workers of an
+    executor have the same parent process.
+    """
+    executor = os.environ.get("SPARK_EXECUTOR_ID") or f"process {os.getppid()}"
+    return ExecutorName(*application, socket.gethostname(), executor)
 
 
 def locate(

@@ -21,8 +21,10 @@ from tests.dissect.captures import Recording, Segment, cut_up, recorded, write_c
 from tests.dissect.wireshark import Seen, expected, found_tshark, frames_of, look
 from tests.reference.codec import varint
 
+pytestmark = pytest.mark.checkout
+
 SCHEMA = pa.schema([("n", pa.int64())])
-BATCH = pa.record_batch({"n": list(range(10_000))}, schema=SCHEMA)
+BATCH = pa.record_batch({"n": list(range(8_500))}, schema=SCHEMA)
 GREETING = bytes.fromhex("a80000")
 """The first chunk of each side: credit for the top level."""
 OUT_SINK, DUPLEX, IN_SINK = "Out-Sink", "Duplex", "In-Sink"

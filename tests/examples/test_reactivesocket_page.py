@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.examples.chromium import Page, opened
-from tests.examples.conftest import ROOT, Running
+from tests.examples.conftest import Running
+from tests.support.chromium import Page, installed, opened
 
 pytestmark = pytest.mark.checkout
 
@@ -19,17 +17,7 @@ MADE = "connection.request('made_so_far', [{of: 'ticks'}]).then(rows => rows[0].
 @pytest.fixture(scope="module")
 def chromium() -> str:
     """The browser. What CI needs `.ci/run` has installed, so that no test waits for that."""
-    found = subprocess.run(
-        [ROOT / "ci" / "system.sh", "chromium"],
-        env={**os.environ, "AQUEDUCT_NO_INSTALL": "1"},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    if found.returncode:
-        pytest.skip(found.stderr.strip())  # says what to type; where CI is set it is a failure
-    return found.stdout.strip()
+    return installed()
 
 
 def made(page: Page) -> set[int]:

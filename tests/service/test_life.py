@@ -321,6 +321,19 @@ async def test_what_shortens_the_time_in_which_a_service_is_not_ready(why):
         assert not running.ready and not running.addresses
 
 
+async def test_a_force_counts_also_before_open_calls_are_waited_for():
+    watched = Watched()
+    async with serving(watched.service, drain=0) as running:
+        async with await Client.connect(running.addresses[0]) as client:
+            stream = client.exchange("async stuck", [numbers(1)], schema=NUMBERS)
+            await until(lambda: running.counters()["open_calls"])
+            running.force()
+            async with asyncio.timeout(20):
+                await running.close(drain=601)
+            with pytest.raises(Refused):
+                await everything(stream)
+
+
 def test_a_service_must_have_time_left_after_it_was_not_ready():
     with pytest.raises(ConfigError, match=r"Timing.drain_delay \(5 s\) must be below Timing"):
         config(timing={"drain_delay": 5, "drain_timeout": 5})

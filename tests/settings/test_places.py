@@ -36,6 +36,7 @@ def another(setting: Setting) -> tuple[str, Any]:
         "Pem": ("/a.pem", "/a.pem"),
         "Addresses": ("memory://x", ("memory://x",)),
         "Origins": ("https://a.example", ("https://a.example",)),
+        "HostPort": ("127.0.0.1:9464", "127.0.0.1:9464"),
         "tuple[str, ...]": ("zstd", ("zstd",)),
         "int | str": ("1300", 1300),
     }

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import aqueduct
+from aqueduct.service.server import RunningService
 from spark_udfs.calls.pool import process_pool
 from tests.spark.callees import Neighbour
 from tests.spark.services import make
@@ -22,8 +23,17 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @contextmanager
-def _running(service: aqueduct.Service, address: str = "aqueduct://127.0.0.1:0", **options):
-    """``service`` on an event loop in a thread of this process; gives its address."""
+def _running(
+    service: aqueduct.Service,
+    address: str = "aqueduct://127.0.0.1:0",
+    *,
+    lives: list[RunningService] | None = None,
+    **options,
+):
+    """``service`` on an event loop in a thread of this process; gives its address.
+
+    ``lives``: gets what listens.
+    """
     started: list[str] = []
     ready, stop = threading.Event(), []
     errors: list[BaseException] = []
@@ -34,6 +44,8 @@ def _running(service: aqueduct.Service, address: str = "aqueduct://127.0.0.1:0",
         stop.append(lambda: loop.call_soon_threadsafe(ended.set))
         async with service.serving(address, **{"dev_certificate": True, **options}) as live:
             started.append(live.addresses[0])
+            if lives is not None:
+                lives.append(live)
             ready.set()
             await ended.wait()
 

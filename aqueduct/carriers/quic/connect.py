@@ -35,7 +35,7 @@ from aqueduct.carriers.tls_library import Trust
 from aqueduct.config import Config
 from aqueduct.errors import ConnectFailed, ConnectionLost
 
-__all__ = ["connect"]
+__all__ = ["connect", "shown_chain"]
 
 _ALERTS: Final = {
     10: AlertDescription.certificate_expired,
@@ -87,6 +87,22 @@ async def connect(
     raise ConnectFailed(f"{address}: {'; '.join(problems)}", reason="; ".join(problems))
 
 
+async def shown_chain(address: Address, config: Config) -> list[x509.Certificate]:
+    """The certificates that a server shows, its own first; any will do. Raises ConnectFailed."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + config.timing.connect_timeout
+    anything = client_tls(address, ClientTls(verify=False))
+    configuration = client_configuration(address, config, anything, bidi=False)
+    configuration.congestion_control_algorithm = capped_congestion_control(
+        config.quic.congestion_control, config.quic.transport_buffer
+    )
+    (family, where), *_ = await targets_of(address, socket.SOCK_DGRAM, deadline)
+    attempt = _Attempt(address, config, anything, None, configuration, False, True)
+    carrier = await attempt.run(family, where, deadline - loop.time())
+    carrier.close(0, "")
+    return attempt.chain
+
+
 class _Attempt:
     """One address: the socket, and the Host of the one connection on it."""
 
@@ -115,6 +131,11 @@ class _Attempt:
         self._refusals = 0
         self._carrier: QuicCarrier | None = None
         self._socket: UdpSocket | None = None
+
+    @property
+    def chain(self) -> list[x509.Certificate]:
+        """What the server has shown."""
+        return self._quic.peer_chain
 
     async def run(self, family: int, where: SocketAddress, timeout: float) -> QuicCarrier:
         """Connects to one socket address. Raises ConnectFailed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import json
@@ -13,10 +14,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from websockets.sync.client import ClientConnection, connect
 
+ROOT = Path(__file__).parent.parent.parent
 WAIT = 50.0
 """Seconds for all that a browser is asked to do, its start included."""
+
+
+def installed() -> str:
+    """The browser. Without one the test is skipped, which says what to type."""
+    found = subprocess.run(
+        [ROOT / "ci" / "system.sh", "chromium"],
+        env={**os.environ, "AQUEDUCT_NO_INSTALL": "1"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    if found.returncode:
+        pytest.skip(found.stderr.strip())  # where CI is set it is a failure
+    return found.stdout.strip()
 
 
 class Page:
@@ -53,6 +71,33 @@ class Page:
     def click(self, button: str) -> None:
         """Presses what has this id."""
         self.evaluate(f"document.getElementById({json.dumps(button)}).click()")
+
+    def command(self, method: str, **given: Any) -> dict[str, Any]:
+        """What the browser answers to a command of the DevTools protocol, for this page."""
+        return _ask(
+            self._devtools,
+            next(self._numbers),
+            method,
+            self._deadline,
+            session=self._session,
+            **given,
+        )
+
+    def appear(self, *, width: int, height: int, dark: bool = False, scale: float = 1) -> None:
+        """Gives the window this size, and a user who likes it light or dark."""
+        self.command(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=width < 600,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.command("Emulation.setEmulatedMedia", features=[scheme])
+
+    def screenshot(self) -> bytes:
+        """The window, as PNG."""
+        return base64.b64decode(self.command("Page.captureScreenshot", format="png")["data"])
 
     def text(self, element: str) -> str:
         """What is written in the element with this id."""
