@@ -26,7 +26,7 @@ def test_each_setting_of_serve_is_an_option() -> None:
     more = ("--restarts", "0", "--start-timeout", "5min", "--drain", "0", "--workers", "3")
     files = ("--certificate", "c", "--key", "k", "--key-password", "p", "--client-ca", "a")
     origins = ("--origin", "https://A.example", "--origin", "https://b.example:443")
-    logs = ("--log-format", "json", "--log-level", "debug")
+    logs = ("--log-format", "json", "--log-level", "debug", "--admin", "127.0.0.1:0")
     found = parsed(*listen, *more, *files, *origins, *logs, "--dev-certificate")
     served = {name for name, setting in SETTINGS.items() if setting.section == "serve"}
     assert set(found) == {*served, "timing.drain_timeout"}
