@@ -120,7 +120,7 @@ def _heading(title: str, line: str = "=") -> str:
 
 
 def _page(page: ReferencePage) -> str:
-    parts = [f"\n.. highlight:: python\n\n{page.about}\n"]
+    parts = [f"\n{page.about}\n"]
     for name in page.names:
         module, _, last = name.rpartition(".")
         described = getattr(importlib.import_module(module), last) if module else None
@@ -131,7 +131,9 @@ def _page(page: ReferencePage) -> str:
             parts += [_directive(name, each) for each in exporting.__all__]
         else:
             parts.append(_directive(module, last))
-    return "".join(parts)
+    text = "".join(parts)
+    language = "text" if "|-- " in text else "python"  # a tree of errors, or code
+    return f"\n.. highlight:: {language}\n{text}"
 
 
 def _directive(module: str, name: str) -> str:
