@@ -42,7 +42,7 @@ async def test_many_requests_have_one_report_for_a_moment() -> None:
 async def test_pages_are_those_of_the_report() -> None:
     source = Source()
     routes = admin_routes(source)
-    seen: list[object] = []
+    seen: list[int] = []
     async with asyncio.timeout(30):
         while len(seen) < 3:
             state = json.loads((await routes["/state.json"](request())).body)
