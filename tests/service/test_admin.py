@@ -472,7 +472,12 @@ async def test_a_forked_child_does_not_keep_the_port() -> None:
 
 def test_an_operator_may_set_it() -> None:
     names = ("certificate", "key", "key_password", "client_ca", "tls")
-    given = {**dict.fromkeys(names), "dev_certificate": False, "origins": (), "admin": None}
+    given: dict[str, Any] = {
+        **dict.fromkeys(names),
+        "dev_certificate": False,
+        "origins": (),
+        "admin": None,
+    }
     found = read_settings(environment={"AQUEDUCT_SERVE_ADMIN": "127.0.0.1:9464"})
     _, options = as_operated(found, ["memory://x"], given)
     assert options["admin"] == "127.0.0.1:9464"
