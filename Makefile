@@ -83,6 +83,7 @@ bench: profiled ## modules, core, transfers (table and plot in benchmarks), memo
 	ci/env python -m benchmarks.publish benchmarks/results/loopback.json
 	ci/env python -m benchmarks.relayed --json benchmarks/results/relayed.json
 	ci/env python -m benchmarks.reactivesocket --json benchmarks/results/reactivesocket.json
+	ci/env python -m benchmarks.batching --json benchmarks/results/batching.json
 	ci/env python -m benchmarks.backpressure --json benchmarks/results/backpressure.json
 	ci/env python -m benchmarks.memory_budget --only sink,source,clients,threads \
 		--json benchmarks/results/memory_budget.json
