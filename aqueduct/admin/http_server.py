@@ -171,6 +171,7 @@ class _Exchange(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._deadline: asyncio.TimerHandle
         self._task: asyncio.Task[None] | None = None
+        self._room = server.settings.request_bytes
         self.asked = False
         """Whether the request is there."""
 
@@ -187,6 +188,11 @@ class _Exchange(asyncio.Protocol):
 
         if self.asked:
             return  # a body, or another request: neither is read
+        self._room -= len(data)
+        if self._room < 0:
+            self.asked = True
+            self._send(text("the request is too large (Admin.request_bytes)", 431))
+            return
         try:
             self._http.receive_data(data)
             event = self._http.next_event()

@@ -84,10 +84,15 @@ class WorkerReports:
 
     # The sum
 
-    def make(self, phase: Phase, addresses: list[str], listed: int) -> Report:
-        """The report of the service. ``listed``: connections, and calls, that it lists at most."""
+    def make(
+        self, phase: Phase, addresses: list[str], listed: int, live_lag: float = 60.0
+    ) -> Report:
+        """The report of the service. ``listed``: connections, and calls, that it lists at most.
+
+        ``live_lag``: seconds after which a worker that tells nothing is not live.
+        """
         now = time.monotonic()
-        workers = [self._worker(number, now) for number in range(len(self._workers))]
+        workers = [self._worker(number, now, live_lag) for number in range(len(self._workers))]
         found = [
             (number, worker.report)
             for number, worker in enumerate(self._workers)
@@ -150,7 +155,7 @@ class WorkerReports:
             "spark": merged([report["spark"] for report in reports], listed),
         }
 
-    def _worker(self, number: int, now: float) -> WorkerReport:
+    def _worker(self, number: int, now: float, live_lag: float) -> WorkerReport:
         worker = self._workers[number]
         report = worker.report
         if report is None:
@@ -174,7 +179,7 @@ class WorkerReports:
             "pid": worker.pid,
             "phase": service["phase"],
             "ready": not reasons,
-            "live": service["live"],
+            "live": service["live"] and age < live_lag,
             "reasons": reasons,
             "started": worker.started,
             "deaths": worker.deaths,

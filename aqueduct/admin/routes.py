@@ -47,11 +47,11 @@ def admin_routes(source: ReportSource) -> Mapping[str, Route]:
         return text("not ready: " + "; ".join(service["reasons"]), 503)
 
     async def state(request: HttpRequest) -> HttpResponse:
-        return await recent.page("state", _state_page)
+        return await recent.page(("state", ""), _state_page)
 
     async def metrics(request: HttpRequest) -> HttpResponse:
         accept = request.headers.get("accept", "")
-        return await recent.page(accept, partial(metrics_page, accept=accept))
+        return await recent.page(("metrics", accept), partial(metrics_page, accept=accept))
 
     return {
         **page_routes(),
@@ -74,7 +74,7 @@ class _Recent:
         self._making = asyncio.Lock()
         self._report: Report | None = None
         self._made = 0.0
-        self._pages: dict[str, HttpResponse] = {}
+        self._pages: dict[tuple[str, str], HttpResponse] = {}
 
     async def report(self) -> Report:
         """See ``ReportSource``."""
@@ -85,7 +85,9 @@ class _Recent:
                 self._pages.clear()
             return self._report
 
-    async def page(self, key: str, make: Callable[[Report], HttpResponse]) -> HttpResponse:
+    async def page(
+        self, key: tuple[str, str], make: Callable[[Report], HttpResponse]
+    ) -> HttpResponse:
         """What ``make`` makes of the report, once for each ``key``."""
         report = await self.report()
         found = self._pages.get(key)

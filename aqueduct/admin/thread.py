@@ -78,7 +78,13 @@ class AdminThread:
             for sock in self._sockets:
                 sock.close()
             raise ConfigError(f"admin= (--admin) needs a thread, and has none: {error}") from error
-        await asyncio.wrap_future(begun)
+        try:
+            await asyncio.shield(asyncio.wrap_future(begun))
+        except BaseException:  # cancelled, too: the thread is not left behind
+            with contextlib.suppress(BaseException):
+                begun.result(_CLOSING)
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Ends: nobody is answered any more."""

@@ -178,9 +178,16 @@ def certificates_of(pem: Pem, what: str) -> list[x509.Certificate]:
     """The certificates of a PEM text, at least one. Raises ConfigError; ``what`` is in its text."""
     text, called = _read(pem, what)
     try:
-        return x509.load_pem_x509_certificates(text)
+        found = x509.load_pem_x509_certificates(text)
     except ValueError as error:
         raise ConfigError(f"{called} holds no certificate in PEM form: {error}") from error
+    begun = text.count(b"-----BEGIN CERTIFICATE-----")
+    if len(found) < begun:  # the library leaves one out that is cut off
+        raise ConfigError(
+            f"{called} has {begun} certificates in PEM form, and {len(found)} of them are whole: "
+            "the file is cut off, or being written"
+        )
+    return found
 
 
 def chain_of(tls: ServerTls | ClientTls) -> tuple[list[x509.Certificate], Any]:

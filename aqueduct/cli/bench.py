@@ -9,6 +9,8 @@ import signal
 from typing import TYPE_CHECKING
 
 from aqueduct.cli.common import (
+    CALL_FAILED,
+    FAILED,
     CommandFailed,
     Commands,
     add_client_tls,
@@ -18,8 +20,9 @@ from aqueduct.cli.common import (
     shown_token,
 )
 from aqueduct.cli.output import Page, number, of_bytes
-from aqueduct.errors import UnknownHandler
-from aqueduct.service.signals import say
+from aqueduct.errors import AqueductError, CallError, UnknownHandler
+from aqueduct.escaping import one_line
+from aqueduct.service.signals import say, tell
 
 if TYPE_CHECKING:
     from aqueduct.diagnosis import Direction, PathBenchmark
@@ -80,6 +83,11 @@ def run(args: argparse.Namespace) -> int:
             f"{args.address} has no handler to measure with; make the service with "
             "Service(..., benchmark=True)"
         ) from error
+    except AqueductError as error:
+        if not found.pings:
+            raise
+        tell(f"the service failed: {one_line(error)}")
+        status = CALL_FAILED if isinstance(error, CallError) else FAILED
     if args.json:
         say(json.dumps({"address": args.address, **found.to_dict()}))
     else:

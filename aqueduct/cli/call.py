@@ -187,7 +187,7 @@ class _Running:
         name = self._args.output or STANDARD
         output = self._output = OutputFile(name, format_of(name, self._args.format))
         failed = 0
-        with self._progress, output, begin() as stream:
+        with output, self._progress, begin() as stream:
             output.begin(stream.opened())
             while True:
                 try:

@@ -5,7 +5,9 @@ A file that is written has its name once it is complete: until then it is a hidd
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import os
 import secrets
 import stat
@@ -13,12 +15,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final, Self, cast
 
 import pyarrow as pa
 
 from aqueduct.cli.common import CommandFailed
-from aqueduct.escaping import one_line
+from aqueduct.escaping import escape_lines, one_line
 
 __all__ = ["FORMATS", "STANDARD", "BatchFile", "OutputFile", "format_of"]
 
@@ -183,6 +185,35 @@ class BatchFile:
         return pa.RecordBatch.from_arrays(batch.columns, schema=wanted)
 
 
+class _Terminal(io.RawIOBase):
+    """A terminal that gets rows: what a service puts into them does not steer it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._file.write(escape_lines(self._decoder.decode(view)).encode())
+        return view.nbytes
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _is_descriptor(name: str) -> bool:
+    """Whether a name leads to an open file of this process: ``/dev/stdout``, ``/dev/fd/63``."""
+    return os.path.abspath(name).startswith(("/dev/fd/", "/dev/std", "/proc/"))
+
+
+def _beginning(name: str) -> str:
+    """Of a file's name what leaves room for more: names are bounded in bytes."""
+    return os.fsencode(name)[:100].decode("utf-8", "ignore")
+
+
 class OutputFile:
     """A file that is written. At the end of ``with`` it has its name if it was completed."""
 
@@ -202,18 +233,20 @@ class OutputFile:
         self._file: IO[bytes]
         if name == STANDARD:
             self._file = sys.stdout.buffer
+            if kind == "csv" and sys.stdout.isatty():
+                self._file = cast("IO[bytes]", _Terminal(self._file))
             return
-        # What a symbolic link leads to is written, and a device or a pipe is no file to replace.
-        path = Path(os.path.realpath(name))
         mode = None
         with contextlib.suppress(FileNotFoundError):
-            mode = path.stat().st_mode
-        if mode is not None and not stat.S_ISREG(mode):
+            mode = os.stat(name).st_mode
+        # A device or a pipe is no file to replace, nor is what a name in /dev or /proc leads to.
+        if mode is not None and (not stat.S_ISREG(mode) or _is_descriptor(name)):
             self._stream = True
-            self._file = path.open("wb")
+            self._file = Path(name).open("wb")  # noqa: SIM115  `__exit__` closes it
             return
+        path = Path(os.path.realpath(name))  # what a symbolic link leads to is written
         self._path = path
-        self._part = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")
+        self._part = path.with_name(f".{_beginning(path.name)}.{secrets.token_hex(4)}.part")
         try:
             self._file = self._part.open("xb")
         except OSError as error:
@@ -284,9 +317,12 @@ class OutputFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._kind == "parquet" and self._writer is not None:
+            with contextlib.suppress(Exception):  # else it complains when it is collected
+                self._writer.close()
         if self._part is not None:
             self._part.unlink(missing_ok=True)
-        if self._file is not sys.stdout.buffer:
+        if self.name != "standard output":
             with contextlib.suppress(OSError):  # of a pipe or device without a reader
                 self._file.close()
 

@@ -23,7 +23,7 @@ from aqueduct.diagnosis.certificate_check import judge, shown_over_quic, shown_o
 from aqueduct.diagnosis.findings import Finding, Severity, failed, note, ok, warning, within
 from aqueduct.diagnosis.machine_checks import clock_here, packet_size, udp_buffers
 from aqueduct.endpoint import connect
-from aqueduct.errors import AqueductError, CallError, ConfigError, ConnectionLost
+from aqueduct.errors import AqueductError, CallError, ConfigError, ConnectionLost, Refused
 from aqueduct.escaping import escape, one_line
 from aqueduct.rpc import keys
 from aqueduct.rpc.benchmark import BENCHMARK, question
@@ -227,11 +227,7 @@ class _Examination:
         some = "; ".join(f"{where}: {why}" for where, why in bad.items())
         text = f"{len(bad)} of {len(places)} do not answer: {some}"
         remedy = "remove it from the name's records, or let the service listen there, too"
-        return [
-            warning(
-                "addresses", f"{len(bad)} of {len(places)} do not answer: {text}", remedy, bad=bad
-            )
-        ]
+        return [warning("addresses", text, remedy, bad=bad)]
 
     async def _packet_size(self, family: int, where: SocketAddress, quic: bool) -> list[Finding]:
         return [packet_size(family, where, quic=quic)]
@@ -251,6 +247,9 @@ class _Examination:
             try:
                 told = await client.describe()
             except CallError as error:
+                if self.token is not None or not isinstance(error, Refused):
+                    told_no = f"it does not answer this token: {one_line(error)}"
+                    return [failed(check, told_no, library_here=ours), clock_here("clock")]
                 remedy = "show a token: --token-file FILE"
                 text = f"it speaks our protocol, and does not tell its version: {one_line(error)}"
                 return [note(check, text, remedy, library_here=ours), clock_here("clock")]

@@ -94,7 +94,8 @@ class CrewAdmin:
     async def _fresh(self) -> Report:
         await self._ask()
         host = self._host
-        return self.workers.make(host.phase, host.addresses, self._thread.settings.listed)
+        settings = self._thread.settings
+        return self.workers.make(host.phase, host.addresses, settings.listed, settings.live_lag)
 
     async def _ask(self) -> None:
         """Returns once all workers that listen have told their state, or are late."""

@@ -70,8 +70,13 @@ class LoopWatch:
         self._asked: float | None = None
         self._lag = 0.0
 
+    @property
+    def lag(self) -> float:
+        """By how many seconds its last turn was late that was asked for."""
+        return self._lag
+
     def look(self) -> float:
-        """Seconds since the loop was asked to turn and has not; or by which its last turn was late.
+        """Seconds since the loop was asked to turn and has not; 0: it has answered.
 
         It is asked now if it has answered before.
         """
@@ -83,7 +88,7 @@ class LoopWatch:
             self._loop.call_soon_threadsafe(self._turned)
         except RuntimeError:  # it has ended
             self._asked = None
-        return self._lag
+        return 0.0
 
     def _turned(self) -> None:
         asked, self._asked = self._asked, None
@@ -177,7 +182,7 @@ class ServiceReporter:
             "ready": not reasons,
             "reasons": reasons,
             "live": lag < settings.live_lag,
-            "loop_lag": lag,
+            "loop_lag": lag or self._watch.lag,
         }
 
     def _connections(

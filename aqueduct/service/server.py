@@ -312,12 +312,12 @@ class RunningService:
         """``close``, but from the moment that ``force`` is set open calls get no more time.
 
         First the service is not ``ready`` for Timing.drain_delay, and takes calls as before. This
-        is part of the ``seconds``. ``alone``: not so, as other workers are ready.
+        is part of the ``seconds``, half of them at most. ``alone``: not so, as others are ready.
         """
         self.ready, self._draining = False, True
         timing = self.config.timing
         whole = timing.drain_timeout if seconds is None else seconds
-        delay = 0.0 if alone else min(timing.drain_delay, whole)
+        delay = 0.0 if alone else min(timing.drain_delay, whole / 2)
         if delay:
             log.info("%s: not ready from now on; calls are taken for %g s more", self.name, delay)
             with suppress(TimeoutError):
@@ -637,7 +637,8 @@ class RunningService:
         """A call is over, its handler too: its place is free."""
         self.calls.discard(running)
         self.totals.of(running.head.handler).ended(running.counters(), running.resumes)
-        self.tasks.ended(running)
+        if running.accepted:  # strangers that are refused are no tasks
+            self.tasks.ended(running)
         connection_calls = self._connections.get(running.connection)
         if connection_calls is not None:
             connection_calls.discard(running)

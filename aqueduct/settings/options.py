@@ -59,5 +59,5 @@ def _reader(setting: Setting) -> Callable[[str], Any]:
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings that were given as options, by the names of ``SETTINGS``."""
-    found = {name: getattr(arguments, name, None) for name in SETTINGS}
+    found = {name: getattr(arguments, name, None) for name, each in SETTINGS.items() if each.option}
     return {name: value for name, value in found.items() if value is not None}

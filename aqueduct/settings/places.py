@@ -26,6 +26,8 @@ _KUBERNETES: Final = re.compile(
     r"(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_(?:TCP|UDP|SCTP)(?:_\w+)?)"
 )
 """What Kubernetes puts into each container for a Service that is called ``aqueduct``."""
+_ADDRESS: Final = ("SERVE_PORT", "ADMIN_PORT")
+"""The end of names that Kubernetes gives ``tcp://HOST:PORT``, and a slip gives a number."""
 _ALIKE: Final = 0.8
 """How like a name a variable is that is taken for a slip. Others may belong to anybody."""
 
@@ -136,7 +138,7 @@ def _from_variables(variables: Mapping[str, str]) -> dict[str, Given]:
             continue  # an empty one is how many tools write "not set"
         setting = _VARIABLES.get(variable)
         if setting is None:
-            _check_variable(variable)
+            _check_variable(variable, text)
             continue
         given[setting.name] = Given(_read_text(setting, text, variable), variable, variable)
     return given
@@ -158,13 +160,13 @@ def _parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _check_variable(variable: str) -> None:
+def _check_variable(variable: str, text: str) -> None:
     """Raises ConfigError for one that was meant to be a setting, as far as can be told.
 
     The prefix is not ours alone: a program may have variables of its own, and so has Kubernetes.
     """
     rest = variable.removeprefix(PREFIX)
-    if _KUBERNETES.fullmatch(rest):
+    if _KUBERNETES.fullmatch(rest) and ("://" in text or not rest.endswith(_ADDRESS)):
         return
     homes = [each.variable for each in SETTINGS.values() if each.key.upper() == rest.upper()]
     names = [each.removeprefix(PREFIX) for each in _VARIABLES]

@@ -177,6 +177,7 @@ async def test_a_request_that_is_too_large() -> None:
     async with server(Admin(request_bytes=1024)) as port:
         long = b"GET /hello HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 2048
         assert status(await answer(port, long)) == 431
+        assert status(await answer(port, long + b"\r\n\r\n")) == 431
         assert status(await answer(port, b"x" * 4096)) in (400, 431)
         assert status(await answer(port, HELLO)) == 200
 

@@ -93,6 +93,10 @@ def test_a_worker_that_tells_nothing_is_not_ready(monkeypatch) -> None:
     assert made(workers)["service"]["ready"]
     now = 107.0
     assert made(workers)["service"]["reasons"] == ["worker 0: it has told nothing for 7 s"]
+    assert made(workers)["service"]["live"]
+    now = 100.0 + 60
+    assert not made(workers)["service"]["live"]
+    assert workers.make("serving", [], 10, live_lag=61.0)["service"]["live"]
 
 
 def test_a_dead_worker_leaves_its_counts_and_nothing_else() -> None:

@@ -28,6 +28,14 @@ def request(accept: str = "") -> HttpRequest:
     return HttpRequest("/", "", {"accept": accept})
 
 
+async def test_no_header_has_one_page_for_another() -> None:
+    routes = admin_routes(Source())
+    metrics = await routes["/metrics"](request("state"))
+    state = await routes["/state.json"](request())
+    assert metrics.content_type.startswith("text/plain")
+    assert state.content_type == "application/json"
+
+
 async def test_many_requests_have_one_report_for_a_moment() -> None:
     source = Source()
     routes = admin_routes(source)

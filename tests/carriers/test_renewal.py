@@ -169,6 +169,11 @@ async def test_files_of_no_use_change_nothing_and_are_tried_again(files, caplog)
         for number, (path, content, why) in enumerate(
             (
                 (files.certificate, whole[: len(whole) // 2], f"certificate '{files.certificate}'"),
+                (
+                    files.certificate,
+                    whole + US.pem[:200],
+                    "has 2 certificates in PEM form, and 1 of",
+                ),
                 (files.certificate, others, "ServerTls.key is not the key of"),
                 (files.key, b"", f"key '{files.key}' holds no usable private key"),
             ),

@@ -252,6 +252,49 @@ def test_a_handler_that_fails_is_status_three_and_nothing_stays(address, folder,
     assert os.listdir() == ["in.parquet"]
 
 
+def test_a_failed_call_with_parquet_is_one_line_and_nothing_stays(address, folder):
+    save(pa.table([pa.array([1, 2])], schema=NUMBERS), "in.parquet")
+    process = start(address, "fails", "--in", "in.parquet", "--out", "o.parquet")
+    _, told = process.communicate(timeout=PATIENCE)
+    assert process.returncode == CALL_FAILED
+    assert told.count(b"\n") == 1, told
+    assert os.listdir() == ["in.parquet"]
+
+
+def test_a_pipe_by_its_descriptor_is_written(address, folder):
+    reading, writing = os.pipe()
+    try:
+        assert status_of(address, "count", "--format", "csv", "--out", f"/dev/fd/{writing}") == 0
+        assert os.read(reading, 4096) == b'"id"\n0\n1\n2\n'
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert os.listdir() == []
+
+
+def test_a_long_name_has_room_for_that_of_the_hidden_file(address, folder):
+    name = "\u6c34" * 83 + ".csv"
+    assert status_of(address, "count", "--out", name) == 0
+    assert os.listdir() == [name]
+
+
+def test_rows_do_not_steer_a_terminal(folder, monkeypatch):
+    service = aqueduct.Service("evil")
+    text = pa.schema([("text", pa.string())])
+
+    @service.handler("evil", kind="source", output=text)
+    async def evil():
+        yield pa.record_batch([["a\x1b]0;OWNED\x07\x1b[2Jb", "\u6c34"]], schema=text)
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    with served(service, "tcp") as address:
+        assert status_of(address, "evil", "--format", "csv") == 0
+    shown = screen.bytes.getvalue().decode()
+    assert "\x1b" not in shown and "\x07" not in shown
+    assert "OWNED" in shown and "\u6c34" in shown
+
+
 def test_failures_of_batches_are_told_and_the_others_are_written(address, folder, capsys):
     save(pa.table([pa.array(range(5))], schema=NUMBERS), "in.parquet")
     options = ("--rows", "1", "--report-failures", "--out", "o.csv")
@@ -423,6 +466,14 @@ def test_a_reader_that_ends_early_is_no_error(address, folder):
 
 class Terminal(io.StringIO):
     encoding = "utf-8"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = io.BytesIO()
+
+    @property
+    def buffer(self) -> io.BytesIO:  # type: ignore[override]
+        return self.bytes
 
     def isatty(self) -> bool:
         return True

@@ -270,7 +270,10 @@ async def test_without_a_token_the_versions_are_not_known() -> None:
     closed = aqueduct.Service("closed", authorize=lambda call: call.token == "secret")
     async with closed.serving("aqueduct+tcp://127.0.0.1:0") as serving:
         found = by_check(await examine(serving.addresses[0]))
+        wrong = by_check(await examine(serving.addresses[0], token="guess"))
         shown = by_check(await examine(serving.addresses[0], token="secret"))
+    assert wrong["service"].status is Severity.FAILED
+    assert "does not answer this token" in wrong["service"].text
     assert found["service"].status is Severity.NOTE
     assert "--token-file" in found["service"].remedy
     assert "does not tell its time" in found["clock"].text

@@ -12,7 +12,7 @@ import aqueduct
 from aqueduct.admin.spark_merging import merged
 from aqueduct.client.client import Client
 from aqueduct.config import Calls, Config
-from aqueduct.errors import HandlerFailed
+from aqueduct.errors import HandlerFailed, Refused
 from aqueduct.rpc.executor_name import EXECUTOR_HEADER, ExecutorName
 from aqueduct.rpc.request import Partition
 from aqueduct.rpc.sink_commit import ATTEMPT_HEADER, Attempt, WriteKey
@@ -136,6 +136,17 @@ async def test_only_the_latest_tasks_and_executors_are_kept(gate):
         assert {row["task"] for row in found["tasks"]} == {3, 4}
         assert {row["host"] for row in found["executors"]} == {"node3", "node4"}
         assert found["forgotten"] == 3
+
+
+async def test_a_call_that_is_refused_is_of_no_task(gate):
+    service = make(gate)
+    service.authorize = lambda call: call.token == "known"
+    async with service.serving("memory://book") as running, client("memory://book") as one:
+        with pytest.raises(Refused):
+            await one.call("same", BATCH, **of_task(1))
+        await one.call("same", BATCH, **of_task(2), token="known")
+        await until(lambda: report(running)["tasks"])
+        assert [each["task"] for each in report(running)["tasks"]] == [2]
 
 
 async def test_nothing_is_kept_with_a_limit_of_0(gate):

@@ -21,6 +21,18 @@ def test_what_is_not_given_is_no_setting() -> None:
     assert parsed() == {}
 
 
+def test_the_debug_of_the_command_is_no_setting() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    parser.add_argument("--debug", action="store_true")
+    for arguments in ([], ["--debug"]):
+        found = read_settings(
+            options_of(parser.parse_args(arguments)), environment={"AQUEDUCT_DEBUG": "1"}
+        )
+        assert found.config().debug
+        assert found.given["debug"].source == "AQUEDUCT_DEBUG"
+
+
 def test_each_setting_of_serve_is_an_option() -> None:
     listen = ("--listen", "memory://a,b", "--listen", "memory://c")
     more = ("--restarts", "0", "--start-timeout", "5min", "--drain", "0", "--workers", "3")

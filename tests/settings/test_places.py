@@ -174,6 +174,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ("AQUEDUCT_IDLE_TIMEOUT", "5s", "did you mean AQUEDUCT_TIMING_IDLE_TIMEOUT?"),
         ("AQUEDUCT_WORKERS", "5", "did you mean AQUEDUCT_SERVE_WORKERS?"),
         ("AQUEDUCT_BACKLOG", "5", "did you mean AQUEDUCT_QUIC_BACKLOG or AQUEDUCT_BYTE_STREAM_B"),
+        ("AQUEDUCT_SERVE_PORT", "9464", "is no setting"),
+        ("AQUEDUCT_ADMIN_PORT", "9464", "is no setting"),
         ("AQUEDUCT_TIMING_RAIN", "5", "is no setting: timing has none of that name"),
         ("AQUEDUCT_DEBUG", "perhaps", "is 'perhaps'; it must be true or false, or 1 or 0"),
         ("AQUEDUCT_CALLS_SMALL_BYTES", "-1", "is '-1'; it must be zero or above: a size in bytes"),
@@ -200,6 +202,7 @@ def test_what_is_wrong_in_a_variable_is_named(variable: str, value: str, said: s
         "AQUEDUCT_PORT_4433_TCP",
         "AQUEDUCT_PORT_4433_UDP_ADDR",
         "AQUEDUCT_SERVE_SERVICE_HOST",
+        "AQUEDUCT_SERVE_PORT",
         "AQUEDUCT_SERVE_PORT_4433_TCP_PROTO",
         # Those of a program, and of this project's own tools.
         "AQUEDUCT_TEAM",
