@@ -134,6 +134,8 @@ class Supervisor:
         """How often this was told to end."""
         self._failure = ""
         self._cut = False
+        self._delay = 0.0
+        """Of a drain: how long connections are taken as before."""
         self._loop: asyncio.AbstractEventLoop
         self._over: asyncio.Event
 
@@ -231,7 +233,7 @@ class Supervisor:
 
     def _drained(self) -> None:
         self._ended = 1
-        self._end("draining; a second signal ends at once")
+        self._end("draining; a second signal ends at once", self._delay)
 
     def _forced(self) -> None:
         self._ended = 2
@@ -256,9 +258,12 @@ class Supervisor:
         """Whether no worker is to be replaced any more."""
         return bool(self._ended or self._failure)
 
-    def _end(self, text: str) -> None:
+    def _end(self, text: str, delay: float = 0.0) -> None:
         log.info("%s", text)
-        self._let_go()
+        if delay:
+            self._loop.call_later(delay, self._let_go)
+        else:
+            self._let_go()
         for slot in self._crew:
             slot.end()
         self._check_over()
@@ -266,6 +271,7 @@ class Supervisor:
     def _force(self, text: str) -> None:
         self._cut = True
         log.warning("%s", text)
+        self._let_go()
         for slot in self._crew:
             slot.force()
 
@@ -293,12 +299,13 @@ class Supervisor:
 
     # What the slots report
 
-    def ready(self, slot: _Slot, drain: float) -> None:
+    def ready(self, slot: _Slot, drain: float, delay: float) -> None:
         """A worker listens. Once all do, for the first time, the addresses are told.
 
-        ``drain``: seconds that its end may take.
+        ``drain``: seconds that its end may take. ``delay``: Timing.drain_delay.
         """
         self._signals.seconds = drain
+        self._delay = min(delay, drain / 2)
         if self._announced:
             log.info("%s listens", slot.name)
         elif all(other.addresses for other in self._crew):
@@ -538,7 +545,7 @@ class _Slot:
             if self._workers.ending:
                 self.end()
             else:
-                self._workers.ready(self, self._drain)
+                self._workers.ready(self, self._drain, message["ready"]["delay"])
 
 
 def _private_directory() -> str:

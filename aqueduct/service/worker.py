@@ -144,6 +144,7 @@ class _Worker:
                 ready = {
                     "addresses": running.addresses,
                     "drain": self._seconds,
+                    "delay": service.config.timing.drain_delay,
                     "admin": asdict(service.config.admin),
                 }
                 self._tell({"ready": ready})

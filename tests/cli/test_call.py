@@ -472,7 +472,7 @@ class Terminal(io.StringIO):
         self.bytes = io.BytesIO()
 
     @property
-    def buffer(self) -> io.BytesIO:  # type: ignore[override]
+    def buffer(self) -> io.BytesIO:
         return self.bytes
 
     def isatty(self) -> bool:

@@ -230,6 +230,19 @@ async def test_calls_wait_for_their_turn_in_each_worker(folder):
         assert all(end <= begin for (_, end), (begin, _) in pairwise(times))
 
 
+async def test_a_socket_file_is_there_while_workers_are_not_ready(folder, tmp_path):
+    (folder / "slow.toml").write_text('[timing]\ndrain_timeout = "60s"\ndrain_delay = "25s"\n')
+    listen = ("--listen", f"aqueduct+unix://{tmp_path}/s", "--config", "slow.toml")
+    with crew(folder, *listen, workers=1) as running:
+        running.process.send_signal(signal.SIGTERM)
+        await running.told("not ready from now on")
+        async with await Client.connect(running.address) as client:
+            assert await who(client)
+        running.process.send_signal(signal.SIGTERM)
+        assert await running.ended() in (0, 1)
+    assert not (tmp_path / "s").exists()  # noqa: ASYNC240
+
+
 async def test_workers_share_one_address_and_are_drained_together(folder: Path, listen):
     with crew(folder, *listen, workers=3) as running:
         clients = await one_of_each(running.address, 3)
