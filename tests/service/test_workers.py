@@ -240,7 +240,7 @@ async def test_a_socket_file_is_there_while_workers_are_not_ready(folder, tmp_pa
             assert await who(client)
         running.process.send_signal(signal.SIGTERM)
         assert await running.ended() in (0, 1)
-    assert not (tmp_path / "s").exists()  # noqa: ASYNC240
+    assert not (tmp_path / "s").exists()
 
 
 async def test_workers_share_one_address_and_are_drained_together(folder: Path, listen):
