@@ -212,6 +212,18 @@ NAMES: Final = (
         "the counters of tasks are not summed up on the driver",
     ),
     Foreign(
+        "pyspark",
+        ("_jsparkSession",),
+        "Spark's queries, for the progress of files",
+        "no progress is shown",
+    ),
+    Foreign(
+        "argparse",
+        ("_actions", "_option_string_actions"),
+        "the commands and options of a parser",
+        "no command or option is guessed, and names of files are not completed",
+    ),
+    Foreign(
         "pyarrow",
         ("_import_from_c", "_import_from_c_capsule"),
         "a record batch, or a schema, from the structs of Arrow's C data interface",

@@ -114,14 +114,16 @@ class CommandParser(argparse.ArgumentParser):
 
     def _meant(self) -> str:
         """The option or the command that the user may have meant."""
-        options = [name for name in self._option_string_actions if name.startswith("--")]
+        options = [
+            name for name in getattr(self, "_option_string_actions", ()) if name.startswith("--")
+        ]
         for text in self._given:
             name = text.partition("=")[0]
             if name == "--":
                 break
             if name.startswith("--") and name not in options:
                 return guess(name, options)
-        for action in self._actions:
+        for action in getattr(self, "_actions", ()):
             if isinstance(action, argparse._SubParsersAction):
                 names = [text for text in self._given if not text.startswith("-")][:1]
                 if names and names[0] not in action.choices:

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _note_files(parser: argparse.ArgumentParser, files: object) -> None:
     """Notes on each argument that takes a file that files complete it."""
-    for action in parser._actions:
+    for action in getattr(parser, "_actions", ()):
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
                 _note_files(command, files)

@@ -38,7 +38,7 @@ class CallSpec(BalancedSpec):
     """The same for every attempt of the job."""
     splits: bool = True
     """Whether rows of one batch may go as several requests of ReactiveSocket."""
-    application: tuple[str, str] = ("", "")
+    application: tuple[str, str] = field(default=("", ""), compare=False)
     """Id and name of the Spark application; set when this is sent to executors."""
 
     @property

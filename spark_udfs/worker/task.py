@@ -67,9 +67,12 @@ def application() -> tuple[str, str] | None:
     """Id and name of the Spark application of this driver; None elsewhere, and on Connect."""
     pyspark = sys.modules.get("pyspark")
     context = None if pyspark is None else pyspark.SparkContext._active_spark_context
-    if context is None or context._jsc is None:
+    if context is None:
         return None
-    return str(context.applicationId), str(context.appName)
+    try:
+        return str(context.applicationId), str(context.appName)
+    except AttributeError:  # it has not begun, or is over
+        return None
 
 
 def executor_name(application: tuple[str, str]) -> ExecutorName:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import asyncio
 import io
 import re
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -118,6 +120,12 @@ def _loop() -> Any:
     return loop
 
 
+def _session() -> Any:
+    """Whose instances have it."""
+    made = pytest.importorskip("pyspark.sql").SparkSession.__init__
+    return types.SimpleNamespace(**dict.fromkeys(made.__code__.co_names))
+
+
 def _spark() -> Any:
     return pytest.importorskip("pyspark").SparkContext
 
@@ -168,6 +176,9 @@ OWNERS: dict[str, Callable[[], Any]] = {
     "_getframe": lambda: sys,
     "_active_spark_context": _spark,
     "_deserialized": _accumulators,
+    "_jsparkSession": _session,
+    "_actions": argparse.ArgumentParser,
+    "_option_string_actions": argparse.ArgumentParser,
     "_import_from_c": _batch,
     "_import_from_c_capsule": _batch,
     "_openssl": _rust,

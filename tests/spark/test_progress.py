@@ -230,6 +230,7 @@ def test_sending_a_function_off_without_spark_shows_nothing(monkeypatch):
 
 
 @pytest.mark.spark
+@pytest.mark.long  # on a busy machine it waits for most of a minute
 def test_the_bar_moves_while_a_job_runs(spark, tmp_path, monkeypatch, recorder):
     monkeypatch.setattr(progress, "bar_for", lambda wanted: recorder)
     service = aqueduct.Service("slow")
