@@ -110,7 +110,7 @@ def places(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 def main() -> None:
     """Makes all pictures."""
-    from tests.support import chromium
+    from tests.support import chromium, installed_programs
 
     chromium.WAIT = 300.0
     IMAGES.mkdir(exist_ok=True)
@@ -121,7 +121,7 @@ def main() -> None:
         worker = stack.enter_context(program("job", address, output=log.fileno()))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         page = stack.enter_context(
-            chromium.opened(f"{place}/", folder, program=chromium.installed())
+            chromium.opened(f"{place}/", folder, program=installed_programs.installed("chromium"))
         )
         page.command("Emulation.setScrollbarsHidden", hidden=True)
         while not page.evaluate("document.querySelectorAll('#tasks tbody tr').length"):

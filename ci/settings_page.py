@@ -6,10 +6,8 @@ python ci/settings_page.py --check   exits with 1 if they are not what the libra
 
 from __future__ import annotations
 
-import argparse
 import ast
 import inspect
-import re
 import sys
 from pathlib import Path
 from typing import Final
@@ -19,8 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from aqueduct.config import Config
 from aqueduct.settings.table import SECTIONS, SETTINGS, Setting
 from aqueduct.settings.text import default_text
+from ci.generated_page import run
 
-__all__ = ["FIRST", "PAGE", "rewritten"]
+__all__ = ["FIRST", "PAGE"]
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "guides" / "settings.md"
 FIRST: Final = {
@@ -51,7 +50,6 @@ _HEAD: Final = (
     "| key | variable, option | default | unit | what it does |",
     "|---|---|---|---|---|",
 )
-_PART: Final = re.compile("<!-- settings -->\n.*<!-- end of settings -->\n", re.DOTALL)
 
 
 def docstrings(owner: type) -> dict[str, str]:
@@ -103,26 +101,5 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def rewritten(text: str) -> str:
-    """``text`` with the tables as they are to be. Raises SystemExit if it has no place for them."""
-    if not _PART.search(text):
-        raise SystemExit(f"{PAGE} has no lines <!-- settings --> and <!-- end of settings -->")
-    made = f"<!-- settings -->\n{markdown()}<!-- end of settings -->\n"
-    return _PART.sub(lambda _: made, text)
-
-
-def main() -> int:
-    """The status of the process."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    given = parser.parse_args()
-    text = PAGE.read_text()
-    wanted = rewritten(text)
-    if given.check:
-        return int(text != wanted)
-    PAGE.write_text(wanted)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(PAGE, "settings", markdown(), __doc__))

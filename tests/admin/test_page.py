@@ -16,7 +16,8 @@ from aqueduct.admin.report import BOUNDS, Report
 from aqueduct.admin.thread import AdminThread
 from aqueduct.config import Admin
 from tests.admin.reports import handler, report
-from tests.support.chromium import Page, installed, opened
+from tests.support.chromium import Page, opened
+from tests.support.installed_programs import installed
 
 HOSTILE = "<script>globalThis.ran = true</script><b>\u202ex\x1b[1m"
 SHOWN = "<script>globalThis.ran = true</script><b>\\u{202e}x\\u{1b}[1m"
@@ -188,7 +189,7 @@ LOOKS = "Number(document.documentElement.dataset.looks ?? 0)"
 @pytest.mark.timeout(90)
 def test_a_browser_shows_a_service_that_comes_and_goes(served, tmp_path: Path):
     where = f"http://127.0.0.1:{served.port}"
-    with opened(f"{where}/", tmp_path, program=installed()) as page:
+    with opened(f"{where}/", tmp_path, program=installed("chromium")) as page:
         page.until(f"{LOOKS} >= 2")
         assert page.text("trouble") == ""
 

@@ -18,8 +18,9 @@ from aqueduct.bpmux import serve as serve_bpmux
 from aqueduct.dissect import answer, bpmux
 from aqueduct.dissect.values import WireError
 from tests.dissect.captures import Recording, Segment, cut_up, recorded, write_capture
-from tests.dissect.wireshark import Seen, expected, found_tshark, frames_of, look
+from tests.dissect.wireshark import Seen, expected, frames_of, look
 from tests.reference.codec import varint
+from tests.support.installed_programs import installed
 
 pytestmark = pytest.mark.checkout
 
@@ -47,7 +48,7 @@ async def echo(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @pytest.fixture(scope="module")
 def tshark() -> str:
-    return found_tshark()
+    return installed("tshark")
 
 
 async def record(address: str, batch: pa.RecordBatch = BATCH) -> Recording:

@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import aqueduct.dissect
 from aqueduct.dissect import bpmux
 from aqueduct.dissect.values import WireError
 from tests.dissect.captures import CLIENT
 
-__all__ = ["DISSECTOR", "Seen", "expected", "found_tshark", "frames_of", "look"]
+__all__ = ["DISSECTOR", "Seen", "expected", "frames_of", "look"]
 
 DISSECTOR = Path(aqueduct.dissect.__file__).parent / "aqueduct.lua"
 ROOT = Path(__file__).parents[2]
@@ -52,21 +50,6 @@ class Seen:
     datagrams: dict[bool, list[list[dict[str, Any]]]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
     """What the expert says, in the order of packets."""
-
-
-def found_tshark() -> str:
-    """The program. What CI needs ``.ci/run`` has installed, so that no test waits for that."""
-    found = subprocess.run(
-        [ROOT / "ci" / "system.sh", "tshark"],
-        env={**os.environ, "AQUEDUCT_NO_INSTALL": "1"},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    if found.returncode:
-        pytest.skip(found.stderr.strip())  # says what to type; where CI is set it is a failure
-    return found.stdout.strip()
 
 
 def look(tshark: str, capture: Path, *options: str) -> dict[int, Seen]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.examples.conftest import Running
-from tests.support.chromium import Page, installed, opened
+from tests.support.chromium import Page, opened
+from tests.support.installed_programs import installed
 
 pytestmark = pytest.mark.checkout
 
@@ -17,7 +18,7 @@ MADE = "connection.request('made_so_far', [{of: 'ticks'}]).then(rows => rows[0].
 @pytest.fixture(scope="module")
 def chromium() -> str:
     """The browser. What CI needs `.ci/run` has installed, so that no test waits for that."""
-    return installed()
+    return installed("chromium")
 
 
 def made(page: Page) -> set[int]:

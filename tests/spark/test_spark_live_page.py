@@ -16,7 +16,8 @@ import aqueduct
 from spark_udfs import exchange
 from tests.spark.services import NUMBERS
 from tests.spark.spans import until
-from tests.support.chromium import Page, installed, opened
+from tests.support.chromium import Page, opened
+from tests.support.installed_programs import installed
 
 pytestmark = pytest.mark.spark
 
@@ -43,7 +44,7 @@ def test_a_browser_sees_what_the_tasks_of_a_job_do(spark, running, tmp_path: Pat
         return batch.slice(0, batch.num_rows // 2)
 
     lives: list = []
-    program = installed()
+    program = installed("chromium")
     # The Python workers are there before a deadline counts.
     spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, "id long").collect()
     with running(service, admin="127.0.0.1:0", lives=lives) as address:

@@ -14,27 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from websockets.sync.client import ClientConnection, connect
 
 ROOT = Path(__file__).parent.parent.parent
 WAIT = 50.0
 """Seconds for all that a browser is asked to do, its start included."""
-
-
-def installed() -> str:
-    """The browser. Without one the test is skipped, which says what to type."""
-    found = subprocess.run(
-        [ROOT / "ci" / "system.sh", "chromium"],
-        env={**os.environ, "AQUEDUCT_NO_INSTALL": "1"},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    if found.returncode:
-        pytest.skip(found.stderr.strip())  # where CI is set it is a failure
-    return found.stdout.strip()
 
 
 class Page:
