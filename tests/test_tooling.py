@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import email
+import fcntl
 import os
 import re
 import shlex
@@ -113,7 +114,9 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--outdir",
         str(folder),
     ]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=150)
+    with open(ROOT / "pyproject.toml") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # setuptools gathers the files in the checkout
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=150)
     (archive,) = folder.glob("*.tar.gz")
     return archive
 
