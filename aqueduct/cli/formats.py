@@ -20,6 +20,7 @@ from typing import IO, Any, Final, Self, cast
 import pyarrow as pa
 
 from aqueduct.cli.common import CommandFailed
+from aqueduct.cli.standard_input import StandardInput
 from aqueduct.escaping import escape_lines, one_line
 
 __all__ = ["FORMATS", "STANDARD", "BatchFile", "OutputFile", "format_of"]
@@ -77,9 +78,14 @@ class BatchFile:
         self._read = 0
         self._size = 0
         self._owned = name != STANDARD
-        self._file: Any = sys.stdin.buffer
+        self._file: Any
+        self._input: StandardInput | None = None
         if self._owned:
             self._file = Path(name).open("rb", buffering=0)  # noqa: SIM115  `close` closes it
+        else:
+            self._input = StandardInput()
+            self._file = io.BufferedReader(self._input)
+            pa.enable_signal_handlers(False)  # its own would not end a read of Python's
         try:
             if self._owned:
                 status = os.fstat(self._file.fileno())
@@ -116,8 +122,10 @@ class BatchFile:
                 yield batch.slice(start, self._most)
 
     def close(self) -> None:
-        """Closes the file; standard input stays open."""
-        if self._owned:
+        """Closes the file; standard input stays open, and nobody reads it any more."""
+        if self._input is not None:
+            self._input.interrupt()
+        else:
             self._file.close()
 
     def __enter__(self) -> Self:

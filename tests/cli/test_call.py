@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 import signal
 import stat
+import struct
 import subprocess
 import sys
+import termios
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -448,6 +452,53 @@ def test_a_signal_cancels_the_call_and_leaves_nothing(running, folder, number):
     assert told.count("\n") == 1
     assert os.listdir() == []
     assert made.stopped.wait(PATIENCE)
+
+
+def wait_until_read(pipe: Any) -> None:
+    """Until the process has read all of a pipe, so that it waits for more."""
+    deadline = time.monotonic() + PATIENCE
+    while struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4))[0]:
+        assert time.monotonic() < deadline, "the process does not read its standard input"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", ["arrow", "csv"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_call_whose_input_is_silent(address, folder, number, kind):
+    part = stream_of(pairs(1))[:100] if kind == "arrow" else b"id,text\n"
+    process = start(address, "echo", "--in", "-", "--format", kind, stdin=subprocess.PIPE)
+    assert process.stdin is not None and process.stderr is not None
+    with contextlib.closing(process.stdin), contextlib.closing(process.stderr):
+        process.stdin.write(part)
+        process.stdin.flush()
+        wait_until_read(process.stdin)
+        process.send_signal(number)
+        assert process.wait(PATIENCE) == 128 + number
+        told = process.stderr.read().decode()
+    assert told.startswith("aqueduct call: cancelled; ") and told.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["arrow", "csv"])
+def test_a_call_that_fails_waits_for_no_more_input(address, folder, kind):
+    rows = b"id\n" + b"1\n" * (6 << 20)  # more than is parsed ahead
+    part = stream_of(pa.Table.from_batches([numbers(1)]))[:-8] if kind == "arrow" else rows
+    process = start(
+        address, "fails", "--in", "-", "--format", kind, stdin=subprocess.PIPE, bufsize=0
+    )
+    assert process.stdin is not None and process.stderr is not None
+    with contextlib.closing(process.stdin), contextlib.closing(process.stderr):
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(part)
+        assert process.wait(PATIENCE) == CALL_FAILED
+        assert b"no" in process.stderr.read()
+
+
+def test_standard_input_that_is_closed_is_told(address, folder):
+    process = start(address, "echo", "--in", "-", preexec_fn=lambda: os.close(0))
+    assert process.communicate(timeout=PATIENCE)[1].decode() == (
+        "aqueduct call: standard input is closed: give a file to --in\n"
+    )
+    assert process.returncode == FAILED
 
 
 def test_a_reader_that_ends_early_is_no_error(address, folder):

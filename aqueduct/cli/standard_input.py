@@ -1,0 +1,70 @@
+"""``StandardInput``: standard input, whose reads end when a signal comes or it is closed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import select
+import signal
+import sys
+import threading
+import weakref
+from typing import Any
+
+from aqueduct.cli.common import CommandFailed
+
+__all__ = ["StandardInput"]
+
+
+class StandardInput(io.RawIOBase):
+    """Reads standard input for pyarrow, which waits for it outside of Python.
+
+    A signal is handled once Python runs again. So a read fails when one comes: the handler of the
+    signal runs next, and raises. ``interrupt`` has reads fail, too. Without it a process could not
+    end while a thread of pyarrow waits for input.
+    """
+
+    def __init__(self) -> None:
+        """Raises CommandFailed if the process has no standard input."""
+        if sys.stdin is None:
+            raise CommandFailed("standard input is closed: give a file to --in")
+        self._fd = sys.stdin.fileno()
+        self._ended, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        # Not before the last thread has left `readinto`: it holds a reference.
+        weakref.finalize(self, _close, self._ended, self._wake)
+        self._before: int | None = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+
+    def readable(self) -> bool:
+        """As that of a file."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """As that of a file. Raises OSError after ``interrupt`` or a signal.
+
+        It does not return 0 then: nobody is to take the rows so far for all of them.
+        """
+        waiter = select.poll()  # which takes descriptors of any number
+        for fd in (self._fd, self._ended):
+            waiter.register(fd, select.POLLIN)
+        ready = [fd for fd, _ in waiter.poll()]
+        if self._ended in ready:
+            raise OSError(errno.ECANCELED, "the command ends")
+        return os.readv(self._fd, [buffer])
+
+    def interrupt(self) -> None:
+        """Has all reads fail, those to come too; signals are handled as before this was made."""
+        if self._before is not None:
+            signal.set_wakeup_fd(self._before)
+            self._before = None
+        with contextlib.suppress(BlockingIOError):  # it has been told often enough
+            os.write(self._wake, b"\0")
+
+
+def _close(*descriptors: int) -> None:
+    for fd in descriptors:
+        os.close(fd)
