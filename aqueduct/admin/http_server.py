@@ -7,6 +7,8 @@ protocol: it does no I/O, so that limits and deadlines stay here.
 - Above ``Admin.connections`` the connection that has waited longest for its request is closed.
 - A request names its host, which must be one of this server's: a web page of another site could
   otherwise reach the server through a name that it makes resolve to this machine (DNS rebinding).
+  HTTP/1.0 needs no Host header: probes leave it away, and no browser does.
+- A forked child keeps none of the connections.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from aqueduct import forks
 from aqueduct.config import Admin
 from aqueduct.escaping import logger_of
 
@@ -31,6 +34,8 @@ __all__ = ["HttpRequest", "HttpResponse", "HttpServer", "Route", "text"]
 log = logger_of(__name__)
 
 _METHODS: Final = ("GET", "HEAD")
+_ABSOLUTE: Final = re.compile(r"(?ai)http://([^/?#]*)([^#]*)")
+"""A target with the name of its host, as a proxy gets it."""
 _HOST: Final = re.compile(r"(?ai)(\[[0-9a-f:.%]+\]|[^\s:/@\[\]]+)(?::\d{1,5})?")
 _ALWAYS: Final = (
     ("Cache-Control", "no-store"),
@@ -87,6 +92,11 @@ class HttpServer:
         self._host = host.lower()
         self._exchanges: dict[_Exchange, None] = {}
         self._listening: list[asyncio.Server] = []
+        forks.own(self)
+
+    def left_behind(self) -> None:
+        """See forks.Inherited."""
+        forks.sever(exchange.descriptor for exchange in tuple(self._exchanges))
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
         """Begins to answer at sockets that are bound."""
@@ -102,9 +112,13 @@ class HttpServer:
         for exchange in tuple(self._exchanges):
             exchange.abort()
 
-    async def answer(self, method: str, target: str, headers: Mapping[str, str]) -> HttpResponse:
-        """The response to a request."""
-        if not self._is_own(headers.get("host", "")):
+    async def answer(
+        self, method: str, target: str, headers: Mapping[str, str], *, host: str | None
+    ) -> HttpResponse:
+        """The response to a request. ``host``: the Host header; None: there may be none."""
+        if absolute := _ABSOLUTE.fullmatch(target):
+            host, target = absolute[1], absolute[2] or "/"
+        if host is not None and not self._is_own(host):
             return text(
                 "this server does not have that name: add it to Admin.hosts, or use an IP address",
                 421,
@@ -213,6 +227,12 @@ class _Exchange(asyncio.Protocol):
         if self._task is not None:
             self._task.cancel()
 
+    @property
+    def descriptor(self) -> int:
+        """Of its socket; -1: it is closed."""
+        found: int = self._transport.get_extra_info("socket").fileno()
+        return found
+
     def abort(self) -> None:
         """Ends the connection at once."""
         self._transport.abort()
@@ -222,7 +242,10 @@ class _Exchange(asyncio.Protocol):
             name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers
         }
         method, target = request.method.decode("latin-1"), request.target.decode("latin-1")
-        response = await self._server.answer(method, target, headers)
+        old = request.http_version < b"1.1"
+        response = await self._server.answer(
+            method, target, headers, host=headers.get("host", None if old else "")
+        )
         self._send(response, bodiless=method == "HEAD")
 
     def _send(self, response: HttpResponse, *, bodiless: bool = False) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -108,9 +111,11 @@ async def test_a_request_and_its_head() -> None:
         (request(target="/%68ello"), 404),
         (request(target="//hello"), 404),
         (request(target="/../hello"), 404),
-        (request(target="http://127.0.0.1/hello"), 404),
+        (request(target="http://127.0.0.1/nothing"), 404),
+        (request(target="http://evil.example/hello"), 421),
+        (request(target="https://127.0.0.1/hello"), 404),
         (b"GET /hello HTTP/1.1\r\n\r\n", 400),
-        (b"GET /hello HTTP/1.0\r\n\r\n", 421),
+        (b"GET /hello HTTP/1.0\r\nHost: evil.example\r\n\r\n", 421),
         (b"GET /hello HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
         (b"GET /hello HTTP/1.1\r\nHost: 127.0.0.1\r\nBad Name: x\r\n\r\n", 400),
         (b"nonsense\r\n\r\n", 400),
@@ -156,6 +161,50 @@ async def test_a_page_that_makes_its_name_lead_here_is_told_nothing(host: str) -
             answered = await answer(port, request(target=target, host=host))
             assert status(answered) == 421
             assert b"hello" not in answered
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET /hello?you HTTP/1.0\r\n\r\n",
+        request(target="http://127.0.0.1:9464/hello?you"),
+        request(target="http://localhost/hello?you", host="evil.example"),
+    ],
+)
+async def test_requests_of_old_clients_and_through_proxies(said: bytes) -> None:
+    async with server() as port:
+        answered = await answer(port, said)
+        assert status(answered) == 200 and answered.endswith(b"hello you\n")
+
+
+def forked() -> int:
+    """A child that does nothing."""
+    child = os.fork()
+    if not child:
+        time.sleep(WAIT)
+        os._exit(0)
+    return child
+
+
+def end(child: int) -> None:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+async def test_a_forked_child_keeps_no_connection() -> None:
+    async with server(Admin(request_deadline=WAIT)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HELLO[:-2])  # an empty line is missing, so the connection is there
+        await writer.drain()
+        assert status(await answer(port, HELLO)) == 200
+        child = forked()
+        try:
+            writer.write(HELLO[-2:])
+            async with asyncio.timeout(WAIT / 2):  # else the child's descriptor keeps it open
+                assert status(await reader.read()) == 200
+        finally:
+            end(child)
+            writer.close()
 
 
 def test_hosts_that_are_no_names() -> None:
