@@ -1,6 +1,7 @@
 """The log of the ``aqueduct`` command: one line an event, as text or as JSON.
 
-Only the command calls ``configure``: a library leaves the root logger to the program that uses it.
+Only the command calls ``configure``: a library leaves the root logger, and Python's hooks for
+exceptions that nobody has caught, to the program that uses it.
 
 ::
 
@@ -18,7 +19,9 @@ import json
 import logging
 import os
 import sys
+import threading
 import traceback
+import types
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
@@ -27,6 +30,8 @@ from aqueduct.errors import ConfigError
 from aqueduct.escaping import FIELDS, INDENT, escape, logger_of, shown
 
 __all__ = ["FORMATS", "LEVELS", "LogSettings", "as_json", "configure"]
+
+log = logger_of(__name__)
 
 FORMATS: Final = ("text", "json")
 LEVELS: Final = ("debug", "info", "warning", "error")
@@ -53,13 +58,14 @@ class LogSettings:
 def configure(
     settings: LogSettings, *, worker: bool = False, where: TextIO | None = None
 ) -> logging.Handler:
-    """Has everything that this process logs, and Python's warnings, written to standard error.
+    """Has everything that this process logs written to standard error, one line an event.
 
-    ``worker``: lines have the process id. ``where``: to another stream. Returns the handler. A
-    service that configures logging by itself, when it is loaded, has the last word.
+    So are Python's warnings, and exceptions that nobody has caught. ``worker``: lines have the
+    process id. ``where``: to another stream. Returns the handler. A service that configures logging
+    by itself, when it is loaded, has the last word.
     """
     stream = sys.stderr if where is None else where
-    handler = logging.StreamHandler(stream)
+    handler = _LogHandler(stream)
     pid = os.getpid() if worker else None
     handler.setFormatter(
         _JsonLines(pid) if settings.format == "json" else _TextLines(pid, blocks=stream.isatty())
@@ -73,6 +79,9 @@ def configure(
     for name in _CHATTY:
         logger_of(name).setLevel(logging.NOTSET if level == "DEBUG" else logging.WARNING)
     logging.captureWarnings(True)
+    sys.excepthook = _uncaught
+    sys.unraisablehook = _unraisable
+    threading.excepthook = _uncaught_in_thread
     return handler
 
 
@@ -80,6 +89,39 @@ def as_json(text: str, *, worker: bool = False) -> str:
     """A line of JSON for what is told without a log record, such as the last words of a process."""
     found = {"ts": _time_text(None), "level": "error", "logger": "aqueduct", "message": text}
     return _line(found | ({"process": os.getpid()} if worker else {}))
+
+
+def _uncaught(
+    kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+        return
+    log.critical("an error that nobody has caught ends the process", exc_info=error)
+
+
+def _uncaught_in_thread(found: threading.ExceptHookArgs) -> None:
+    if found.exc_value is None or issubclass(found.exc_type, SystemExit):
+        return
+    name = "" if found.thread is None else f" {found.thread.name}"
+    log.error("an error that nobody has caught ends the thread%s", name, exc_info=found.exc_value)
+
+
+def _unraisable(found: sys.UnraisableHookArgs) -> None:
+    text = found.err_msg or "an error that nobody could catch, in"
+    log.error("%s %r", text, found.object, exc_info=found.exc_value)
+
+
+class _LogHandler(logging.StreamHandler[TextIO]):
+    """Writes records; of one that cannot be written it says where it comes from."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging calls it
+        """Called by ``emit`` where an exception is handled."""
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError) or record.name == __name__:
+            return  # nobody reads the log
+        place = f"{record.name}, {record.pathname}:{record.lineno}"
+        log.error("a record of the log cannot be written (%s)", place, exc_info=error)
 
 
 class _TextLines(logging.Formatter):

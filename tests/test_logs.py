@@ -8,6 +8,7 @@ import logging
 import re
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -34,6 +35,7 @@ def logged() -> Iterator[Any]:
     """Configures the log of this process for a test: what was written, by settings."""
     root = logging.root
     handlers, level = list(root.handlers), root.level
+    hooks = sys.excepthook, sys.unraisablehook, threading.excepthook
     quic = logging.getLogger("quic").level
 
     def begin(format: str = "text", level: str = "info", **more: Any) -> io.StringIO:
@@ -42,6 +44,7 @@ def logged() -> Iterator[Any]:
         return where
 
     yield begin
+    sys.excepthook, sys.unraisablehook, threading.excepthook = hooks
     logging.captureWarnings(False)
     logging.getLogger("quic").setLevel(quic)
     for handler in tuple(root.handlers):
@@ -166,6 +169,70 @@ async def test_what_is_said_of_a_call_has_its_fields(logged):
     assert found["fails"]["peer"].startswith("127.0.0.1:")
     assert "it is broken" in found["fails"]["message"]
     assert found["missing"]["status"] == "unknown-handler"
+
+
+UNCAUGHT = """
+import gc, logging, sys, threading
+from aqueduct.logs import LogSettings, configure
+configure(LogSettings(sys.argv[1], "info"))
+logging.getLogger("others").info("%d rows", "many")
+class Unprintable:
+    def __str__(self):
+        raise RuntimeError("no text")
+logging.getLogger("others").info("%s", Unprintable())
+def fail():
+    raise ValueError("in a thread\\nof its own")
+def leave():
+    raise SystemExit(3)
+for function in (fail, leave):
+    thread = threading.Thread(target=function, name="worker")
+    thread.start()
+    thread.join()
+class Ends:
+    def __del__(self):
+        raise ValueError("at its end")
+Ends()
+gc.collect()
+raise LookupError("of the main thread")
+"""
+
+
+@pytest.mark.parametrize("kind", ["text", "json"])
+def test_errors_that_nobody_catches_are_lines_of_the_log(kind):
+    done = subprocess.run(
+        [sys.executable, "-c", UNCAUGHT, kind], capture_output=True, text=True, timeout=60
+    )
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1 and len(lines) == 5, done.stderr
+    wanted = [
+        ("a record of the log cannot be written (others, <string>:5)", "%d format"),
+        ("a record of the log cannot be written (others, <string>:9)", "no text"),
+        ("ends the thread worker", "in a thread\\nof its own"),
+        ("Ends.__del__", "ValueError: at its end"),
+        ("an error that nobody has caught ends the process", "LookupError: of the main thread"),
+    ]
+    for line, (message, error) in zip(lines, wanted, strict=True):
+        if kind == "json":
+            found = json.loads(line)
+            error = error.replace("\\n", "\n")
+            assert message in found["message"] and error in found["traceback"]
+        else:
+            assert re.match(rf"{STAMP} (ERROR|CRITICAL) aqueduct.logs ", line)
+            assert message in line and error in line
+
+
+def test_a_log_that_nobody_reads_ends_nothing():
+    program = UNCAUGHT.replace("raise LookupError", "print").replace("ValueError", "SystemExit")
+    done = subprocess.Popen(
+        [sys.executable, "-c", program, "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert done.stderr is not None
+    done.stderr.close()
+    out, _ = done.communicate(timeout=60)
+    assert out == "of the main thread\n"
 
 
 def test_the_library_never_configures_the_root_logger():
