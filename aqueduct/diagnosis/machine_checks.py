@@ -51,9 +51,12 @@ def packet_size(family: int, where: SocketAddress, *, quic: bool) -> Finding:
     known = _IP_MTU.get(socket.AddressFamily(family))
     if sys.platform != "linux" or known is None:
         return note(check, "this system does not tell the packet size of a way")
-    with socket.socket(family, socket.SOCK_DGRAM) as sock:
-        sock.connect(where)
-        size = sock.getsockopt(*known)
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect(where)
+            size = sock.getsockopt(*known)
+    except OSError as error:  # there is no way for datagrams
+        return note(check, f"this machine's kernel does not tell it: {error.strerror}")
     text = f"packets of {size:,} bytes, as far as this machine's kernel knows"
     if size >= _USUAL_PACKET:
         return ok(check, text, mtu=size)

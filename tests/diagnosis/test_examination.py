@@ -323,6 +323,8 @@ def test_buffers_that_are_too_small_come_with_the_command() -> None:
 def test_the_packet_size_of_the_way_is_read() -> None:
     found = packet_size(socket.AF_INET, ("127.0.0.1", 9), quic=True)
     assert (found.status, found.facts["mtu"] >= 1500) == (Severity.OK, True)
+    nowhere = packet_size(socket.AF_INET, ("255.255.255.255", 9), quic=True)
+    assert nowhere.status is Severity.NOTE and "Permission denied" in nowhere.text
 
 
 def test_a_pin_is_compared() -> None:
