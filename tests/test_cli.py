@@ -23,6 +23,7 @@ import aqueduct
 from aqueduct.carriers.certificates import dev_certificate
 from aqueduct.client.client import Client
 from aqueduct.errors import AqueductError, CallError, Refused
+from tests.carriers.certificates import Authority
 
 WORDS = pa.schema([pa.field("word", pa.string())])
 APP = '''
@@ -334,6 +335,40 @@ def test_a_key_may_be_encrypted_and_the_ca_be_named(folder: Path):
         assert run("ping", served.address, "--count", "1").returncode == 1
     refused = run("serve", "app:service", *LISTEN, *shown, "wrong", cwd=folder)
     assert refused.returncode == 1 and "key.pem" in refused.stderr
+
+
+def test_the_password_of_a_clients_key_comes_from_a_file(folder: Path):
+    theirs, ours = Authority("services"), Authority("clients")
+    password = "two words"
+    for name, authority in (("service", theirs), ("client", ours)):
+        pem, key = authority.issue(name, "localhost", "127.0.0.1", days=2)
+        (folder / f"{name}.pem").write_bytes(pem)
+        loaded = serialization.load_pem_private_key(key, None)
+        encryption = serialization.BestAvailableEncryption(password.encode())
+        if name == "client":
+            key = loaded.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
+            )
+        (folder / f"{name}.key").write_bytes(key)
+        (folder / f"{name}-ca.pem").write_bytes(authority.pem)
+    (folder / "password").write_text(f"{password}\n")
+    (folder / "lines").write_text(f"{password}\n{password}\n")
+    served = ["--certificate", "service.pem", "--key", "service.key", "--client-ca"]
+    client = ["--ca", "service-ca.pem", "--certificate", "client.pem", "--key", "client.key"]
+    with serving(folder, "--listen", "aqueduct+tls://localhost:0", *served, "client-ca.pem") as at:
+
+        def ping(*more: str) -> subprocess.CompletedProcess[str]:
+            return run("ping", at.address, "--count", "1", *client, *more, cwd=folder)
+
+        assert ping("--key-password-file", "password").returncode == 0
+        assert ping("--key-password", password).returncode == 0
+        assert ping("--key-password", "wrong").returncode == 1
+        told = ping("--key-password-file", "lines")
+        assert told.returncode == 1 and "lines must hold one line, the password" in told.stderr
+        assert "two words" not in told.stderr
+        assert ping("--key-password-file", "service.key", "--key-password", "x").returncode == 2
+        alone = run("ping", at.address, "--key-password", "x")
+        assert alone.returncode == 2 and "belongs to --certificate and --key" in alone.stderr
 
 
 def test_without_certificates_it_is_served_where_none_is_needed(folder: Path):

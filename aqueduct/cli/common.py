@@ -40,8 +40,8 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """Where a command adds itself."""
 
 _TOKEN: Final = "AQUEDUCT_TOKEN"
-_TOKEN_BYTES: Final = 64 << 10
-"""More than any token has."""
+_SECRET_BYTES: Final = 64 << 10
+"""More than any token or password has."""
 
 
 FAILED: Final = 1
@@ -142,22 +142,42 @@ def add_client_tls(command: argparse.ArgumentParser) -> None:
     command.add_argument("--certificate", metavar="FILE", help="a client's own certificate, PEM")
     command.add_argument("--key", metavar="FILE", help="its private key, PEM")
     command.add_argument(
-        "--key-password", metavar="TEXT", help="of a private key that is encrypted"
+        "--key-password-file",
+        metavar="FILE",
+        help="holds the password of a private key that is encrypted",
+    )
+    command.add_argument(
+        "--key-password",
+        metavar="TEXT",
+        help="the same as text, which others on this machine may see: use the file",
     )
     command.add_argument("--ca", metavar="FILE", help="CAs of the service's certificate, PEM")
 
 
 def client_tls(args: argparse.Namespace) -> ClientTls | None:
-    """What the TLS options say; None: none of them is given."""
+    """What the TLS options say; None: none of them is given.
+
+    Raises OSError, and CommandFailed for a file that holds no password.
+    """
     from aqueduct.carriers.certificates import ClientTls
 
     if bool(args.certificate) != bool(args.key):
         args.usage.error("--certificate and --key belong together")
+    if args.key_password is not None and args.key_password_file is not None:
+        args.usage.error("--key-password and --key-password-file exclude each other")
+    password = args.key_password
+    if args.key_password_file is not None:
+        password = _secret_in(args.key_password_file, "password").rstrip("\r\n")
+        if not password or len(password.splitlines()) > 1:
+            raise CommandFailed(
+                f"{args.key_password_file} must hold one line, the password, and nothing else; it "
+                f"has {len(password.splitlines())} lines"
+            )
+    if password is not None and not args.key:
+        args.usage.error("--key-password belongs to --certificate and --key")
     if not args.certificate and not args.ca:
         return None
-    return ClientTls(
-        ca=args.ca, certificate=args.certificate, key=args.key, key_password=args.key_password
-    )
+    return ClientTls(ca=args.ca, certificate=args.certificate, key=args.key, key_password=password)
 
 
 def add_token(command: argparse.ArgumentParser) -> None:
@@ -183,17 +203,22 @@ def shown_token(args: argparse.Namespace) -> str | None:
         return str(args.token)
     if args.token_file is None:
         return os.environ.get(_TOKEN) or None
-    with open(args.token_file, "rb") as file:
-        content = file.read(_TOKEN_BYTES + 1)
-    if len(content) > _TOKEN_BYTES:
-        raise CommandFailed(f"{args.token_file} is above {_TOKEN_BYTES} bytes: that is no token")
-    text = content.decode("utf-8", "surrogateescape").strip()
+    text = _secret_in(args.token_file, "token").strip()
     if not text or len(text.split()) > 1:
         raise CommandFailed(
             f"{args.token_file} must hold one token, and nothing else; it has "
             f"{len(text.split())} words"
         )
     return text
+
+
+def _secret_in(path: str, what: str) -> str:
+    """The text of a file. Raises OSError, and CommandFailed for one that is too large."""
+    with open(path, "rb") as file:
+        content = file.read(_SECRET_BYTES + 1)
+    if len(content) > _SECRET_BYTES:
+        raise CommandFailed(f"{path} is above {_SECRET_BYTES} bytes: that is no {what}")
+    return content.decode("utf-8", "surrogateescape")
 
 
 def reader(kind: str) -> Callable[[str], Any]:

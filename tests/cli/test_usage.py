@@ -199,7 +199,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("aqueduct", "", {"serve", "describe", "completion"}),
         ("aqueduct", "com", {"completion"}),
         ("aqueduct serve app:service", "--li", {"--listen"}),
-        ("aqueduct ping aqueduct://h", "--key", {"--key", "--key-password"}),
+        ("aqueduct ping aqueduct://h", "--key", {"--key", "--key-password", "--key-password-file"}),
         ("aqueduct completion", "z", {"zsh"}),
         ("aqueduct serve app:service --certificate", "ser", {"server.pem"}),
     ],
