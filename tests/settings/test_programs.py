@@ -10,8 +10,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 import aqueduct
+from tests.carriers.certificates import Authority
 
 APP = """
 import os, signal, sys
@@ -26,6 +28,8 @@ service = aqueduct.Service("settings", config=config)
 def show():
     found = service.config
     print(found.timing.idle_timeout, found.timing.ping_interval, found.calls.queue, flush=True)
+    if "hush" in os.environ.values():
+        print("inherited a password", flush=True)
     if "END" in os.environ:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -86,6 +90,29 @@ def test_workers_serve_with_the_settings_of_the_first_process(folder: Path) -> N
     assert "".join(lines).count("imported") == 2
     assert lines[-1].startswith("listening on aqueduct+unix://")
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", "1")])
+def test_a_password_is_not_left_to_workers_and_what_handlers_start(
+    folder: Path, workers: tuple[str, ...]
+) -> None:
+    certificate, key = Authority("us").issue("us", "localhost", days=2)
+    (folder / "us.pem").write_bytes(certificate)
+    encrypted = serialization.load_pem_private_key(key, None).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"hush"),
+    )
+    (folder / "us.key").write_bytes(encrypted)
+    command = ("-m", "aqueduct.cli", "serve", "app:service", "--certificate", "us.pem", *workers)
+    listen = ("--key", "us.key", "--listen", "aqueduct+tls://localhost:0")
+    with started(folder, *command, *listen, AQUEDUCT_SERVE_KEY_PASSWORD="hush") as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=100)
+    assert lines[-1].startswith("listening on aqueduct+tls://"), (lines, err)
+    assert lines[:-1] == ["imported\n", "77 7 7\n"]
 
 
 def test_what_is_in_force_is_printed_as_toml_and_nothing_is_served(folder: Path) -> None:
