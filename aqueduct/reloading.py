@@ -31,6 +31,8 @@ class WatchedFiles:
         self.paths = tuple(paths)
         self.modes: list[int] = []
         """Of the files that are there, as ``changed`` saw them."""
+        self.settled = False
+        """Whether the last two calls of ``changed`` have seen the same: nobody writes them."""
         self._kept: object = None
         self._seen: object = None
 
@@ -39,7 +41,8 @@ class WatchedFiles:
 
         Raises ValueError for what is no file: to open a pipe might take for ever.
         """
-        self._seen = self._states()
+        before, self._seen = self._seen, self._states()
+        self.settled = self._seen == before
         return self._kept is None or self._seen != self._kept
 
     def keep(self) -> None:

@@ -34,8 +34,9 @@ _NOBODY_WAITS: Final = 1.0
 class Renewed(Generic[T]):
     """What ``make`` makes of a certificate, its key and the CAs of clients.
 
-    It is made anew when their files change. Files that are of no use change nothing: the log says
-    why, and the next look tries again. What was given as bytes stays, and so does all of it if one
+    It is made anew when their files change, once two looks in a row have seen the same files: a
+    program may be writing them. Files that are of no use change nothing: the log says why, and the
+    next look tries again. What was given as bytes stays, and so does all of it if one
     of the files is a pipe, which can be read once.
     """
 
@@ -59,6 +60,7 @@ class Renewed(Generic[T]):
             self._files.changed()
         except ValueError:
             self._files = WatchedFiles([])
+            self._files.changed()
         else:
             self._digests = self._read()
         self.current = make(tls)
@@ -77,13 +79,16 @@ class Renewed(Generic[T]):
             self._watcher.remove(self)
             self._watcher = None
 
-    def look(self) -> str:
+    def look(self) -> str | None:
         """Makes it anew if the files have changed. Returns what the log is to say; may wait.
 
-        Raises ConfigError, ValueError and OSError for files that are of no use.
+        None: they have changed since the last look, so a program may be writing them, and the next
+        look decides. Raises ConfigError, ValueError and OSError for files that are of no use.
         """
         if not self._files.changed():
             return ""
+        if not self._files.settled:
+            return None
         digests = self._read()
         if digests == self._digests:
             self._files.keep()
@@ -169,6 +174,9 @@ class _Watcher:
                 if renewed.complaint != before and text not in said:
                     log.error("%s", text)
             else:
+                if text is None:
+                    renewed.complaint = before
+                    continue
                 if before and not text:
                     text = f"{renewed.names}: as they were read before"
                 if text and text not in said:

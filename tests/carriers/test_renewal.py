@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 import aqueduct
 from aqueduct import reactivesocket
+from aqueduct.carriers import renewal
 from aqueduct.carriers.certificates import ClientTls, ServerTls, certificates_of, fingerprint_of
 from aqueduct.carriers.renewal import Renewed
 from aqueduct.errors import AqueductError, ConfigError
@@ -295,9 +296,48 @@ async def test_files_that_say_the_same_are_not_taken_anew(files, monkeypatch):
     made: list[ServerTls] = []
     shown = Renewed(files.tls, made.append)
     put(files.key, files.key.read_bytes())
+    assert shown.look() is None
     assert shown.look() == "" and len(made) == 1
     files.renew()
-    assert "read again" in shown.look() and len(made) == 2
+    assert shown.look() is None and len(made) == 1
+    assert "read again" in (shown.look() or "") and len(made) == 2
+
+
+def test_files_that_are_being_written_are_not_read(files, tmp_path):
+    """A bundle that ends behind a whole certificate looks like a bundle."""
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_bytes(US.pem)
+    them = Authority("them").pem
+    tls = replace(files.tls, client_ca=bundle)
+    shown = Renewed(tls, lambda tls: Path(str(tls.client_ca)).read_bytes())
+    with bundle.open("wb", buffering=0) as file:
+        for part in (them, US.pem, Authority("more").pem):
+            file.write(part)
+            assert shown.look() is None
+            assert shown.current == US.pem
+    assert "read again" in (shown.look() or "")
+    assert shown.current == bundle.read_bytes() and shown.current.startswith(them)
+
+
+def test_a_complaint_stays_while_files_are_being_written(files, caplog):
+    caplog.set_level(logging.INFO, LOGGER)
+    shown = Renewed(files.tls, lambda tls: certificates_of(tls.certificate, "certificate"))
+    watcher = renewal._Watcher()
+    watcher._watched[shown] = 1.0
+    whole = files.certificate.read_bytes()
+
+    def said_by_looks(content: bytes) -> list[list[str]]:
+        put(files.certificate, content)
+        said = []
+        for _ in range(2):
+            caplog.clear()
+            watcher._look()
+            said.append([each.levelname for each in caplog.records])
+        return said
+
+    assert said_by_looks(b"nothing") == [[], ["ERROR"]]
+    assert said_by_looks(b"nothing else") == [[], []]
+    assert said_by_looks(whole) == [[], ["INFO"]]
 
 
 def test_files_are_found_after_the_process_has_gone_elsewhere(files, monkeypatch, tmp_path):
@@ -307,7 +347,8 @@ def test_files_are_found_after_the_process_has_gone_elsewhere(files, monkeypatch
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     after = files.renew()
-    assert after in shown.look()
+    assert shown.look() is None
+    assert after in (shown.look() or "")
 
 
 def test_a_pipe_is_read_once(files, tmp_path):
