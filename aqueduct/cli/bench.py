@@ -35,8 +35,8 @@ def add(commands: Commands) -> None:
     command = commands.add_parser(
         "bench",
         help="latency and throughput of the way to a service",
-        epilog="The service must be made with Service(..., benchmark=True). Ctrl-C ends it early, "
-        "and what was measured so far is shown.",
+        epilog="The service must be served with --benchmark, or made with Service(..., "
+        "benchmark=True). Ctrl-C ends it early, and what was measured so far is shown.",
     )
     command.add_argument("address", metavar="ADDRESS")
     command.add_argument("--json", action="store_true", help="for programs")
@@ -80,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
         status = 128 + signal.SIGINT
     except UnknownHandler as error:
         raise CommandFailed(
-            f"{args.address} has no handler to measure with; make the service with "
-            "Service(..., benchmark=True)"
+            f"{args.address} has no handler to measure with; serve it with aqueduct serve "
+            "--benchmark, or make it with Service(..., benchmark=True)"
         ) from error
     except AqueductError as error:
         if not found.pings:

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     if serve.workers:
         return _serve_by_workers(args.service, serve, settings, logs)
     service = load_service(args.service)
-    service.configure(settings.config(service.config))
+    service.configure(settings.config(service.config), benchmark=serve.benchmark)
     return asyncio.run(
         serve_until_signal(
             service,

@@ -14,7 +14,7 @@ import pyarrow as pa
 __all__ = ["BENCHMARK", "BENCHMARK_ANSWER", "BENCHMARK_QUESTION", "answer_data", "question"]
 
 BENCHMARK: Final = "aqueduct.benchmark"
-"""The handler that a service has if it was made with ``benchmark=True``."""
+"""The handler that a service has if it was made with ``benchmark=True``, or served with it."""
 BENCHMARK_QUESTION: Final = pa.schema(
     [
         pa.field("answer_bytes", pa.int64(), nullable=False),

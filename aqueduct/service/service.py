@@ -145,8 +145,7 @@ class Service:
         self._described: tuple[tuple[object, ...], pa.RecordBatch] | None = None
         """The description as clients get it, and of what it was made."""
         self._add_description()
-        if benchmark:
-            self._handlers[BENCHMARK] = benchmark_handler(config.calls.fragment_bytes)
+        self._offer_benchmark(benchmark)
         if isinstance(telemetry, CounterObserver):
             telemetry.serves(name, self.counters)
 
@@ -457,11 +456,12 @@ class Service:
         return function
 
     @checked()
-    def configure(self, config: Config) -> None:
+    def configure(self, config: Config, *, benchmark: bool | None = None) -> None:
         """Gives the service other settings in place of its ``config``.
 
-        They hold for everything that is registered, and for what will be. Raises
-        LocalProtocolError while it is served.
+        They hold for everything that is registered, and for what will be. ``benchmark``: with the
+        handler ``aqueduct.benchmark``, or without; None: as it is. Raises LocalProtocolError while
+        it is served.
         """
         with self._lock:
             if self._servings:
@@ -475,6 +475,7 @@ class Service:
             sink.configure(config.sinks)
         for table in self._tables.values():
             table.limits = config.tables
+        self._offer_benchmark(BENCHMARK in self._handlers if benchmark is None else benchmark)
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -689,8 +690,9 @@ class Service:
             "drain": drain,
         }
         places, options = as_operated(operator, addresses, given)
-        if (config := operator.config(self.config)) is not self.config:
-            self.configure(config)
+        config, benchmark = operator.config(self.config), operator.value("serve.benchmark")
+        if config is not self.config or benchmark is not None:
+            self.configure(config, benchmark=benchmark)
         holders, deadline = Holders(), ProcessDeadline()
         try:
             asyncio.run(serve_until_signal(self, places, deadline=deadline, quiet=True, **options))
@@ -711,6 +713,11 @@ class Service:
             if self._described is None or self._described[0] != offered:
                 self._described = offered, self.describe().to_batch()
             return self._described[1]
+
+    def _offer_benchmark(self, offered: bool) -> None:
+        self._handlers.pop(BENCHMARK, None)
+        if offered:
+            self._handlers[BENCHMARK] = benchmark_handler(self.config.calls.fragment_bytes)
 
     def _add_description(self) -> None:
         async def describe() -> AsyncIterator[pa.RecordBatch]:

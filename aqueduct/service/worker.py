@@ -103,7 +103,8 @@ class _Worker:
         try:
             service = load_service(self._name)
             operator = ServiceSettings.from_json(job["settings"])
-            service.configure(operator.config(service.config))
+            config, benchmark = operator.config(service.config), operator.value("serve.benchmark")
+            service.configure(config, benchmark=benchmark)
             tls, drain, origins = tls_from_json(job["tls"]), job["drain"], job["origins"]
             status = asyncio.run(self._serve(service, places, tls, drain, origins))
             if job["admin"]:

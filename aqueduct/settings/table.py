@@ -97,6 +97,13 @@ class Serve:
             "HOST:PORT",
         ),
     )
+    benchmark: bool | None = field(
+        default=None,
+        metadata=_option(
+            "with the handler aqueduct.benchmark, for aqueduct bench and doctor; false: without it "
+            "(by default: as the service was made)"
+        ),
+    )
     workers: Count | None = field(
         default=None,
         metadata=_option(

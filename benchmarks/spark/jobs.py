@@ -195,14 +195,14 @@ class Jobs:
         """
         function = functions.Timed(self._function(contestant, "score"))
         environment = self.spark.sparkContext.environment
-        environment["AQUEDUCT_BENCHMARK"] = workers or contestant.name
+        environment["AQUEDUCT_CONTESTANT"] = workers or contestant.name
         try:
             frame = self.spark.range(0, tasks * TASK_ROWS, 1, tasks).mapInArrow(function, TIMED)
             began = time.perf_counter()
             rows = frame.collect()
             seconds = time.perf_counter() - began
         finally:
-            del environment["AQUEDUCT_BENCHMARK"]
+            del environment["AQUEDUCT_CONTESTANT"]
         if len(rows) != tasks:
             raise Failed(f"{len(rows)} tasks answered of {tasks}")
         _require_sum(sum(row.total for row in rows), tasks * TASK_ROWS)

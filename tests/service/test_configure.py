@@ -10,6 +10,7 @@ import pytest
 from aqueduct.carriers.certificates import ServerTls
 from aqueduct.config import Config, Sinks, Tables, Timing
 from aqueduct.errors import ConfigError, LocalProtocolError
+from aqueduct.rpc.benchmark import BENCHMARK
 from aqueduct.service.operated import as_operated
 from aqueduct.service.service import Service
 from aqueduct.settings.places import read_settings
@@ -52,6 +53,20 @@ async def test_other_settings_hold_for_all_that_is_registered() -> None:
         with pytest.raises(LocalProtocolError, match="'shelf' is served, and its settings are"):
             service.configure(Config())
     service.configure(Config())
+
+
+def test_the_benchmark_handler_comes_and_goes_by_settings() -> None:
+    plain, measured = Service("plain"), Service("measured", benchmark=True)
+    for service, given, there in (
+        (plain, None, False),
+        (plain, True, True),
+        (plain, None, True),
+        (plain, False, False),
+        (measured, None, True),
+        (measured, False, False),
+    ):
+        service.configure(Config(), benchmark=given)
+        assert (BENCHMARK in service.handlers) is there
 
 
 NOTHING: dict[str, Any] = {

@@ -39,13 +39,14 @@ def test_each_setting_of_serve_is_an_option() -> None:
     files = ("--certificate", "c", "--key", "k", "--key-password", "p", "--client-ca", "a")
     origins = ("--origin", "https://A.example", "--origin", "https://b.example:443")
     logs = ("--log-format", "json", "--log-level", "debug", "--admin", "127.0.0.1:0")
-    found = parsed(*listen, *more, *files, *origins, *logs, "--dev-certificate")
+    found = parsed(*listen, *more, *files, *origins, *logs, "--benchmark", "--dev-certificate")
     served = {name for name, setting in SETTINGS.items() if setting.section == "serve"}
     assert set(found) == {*served, "timing.drain_timeout"}
     serve = read_settings(found).serve()
     assert serve.listen == ("memory://a,b", "memory://c")
     assert serve.origins == ("https://a.example", "https://b.example")
     assert (serve.restarts, serve.start_timeout, serve.workers) == (0, 300, 3)
+    assert serve.benchmark is True
     assert read_settings(found).config().timing.drain_timeout == 0
 
 

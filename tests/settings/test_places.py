@@ -211,7 +211,7 @@ def test_what_is_wrong_in_a_variable_is_named(variable: str, value: str, said: s
         "AQUEDUCT_NO_SKIPS",
         "AQUEDUCT_NO_INSTALL",
         "AQUEDUCT_EXAMPLES",
-        "AQUEDUCT_BENCHMARK",
+        "AQUEDUCT_CONTESTANT",
         "AQUEDUCT_IMAGE",
         "AQUEDUCT_PYTHONS",
         "AQUEDUCT_RAY_PYTHON",

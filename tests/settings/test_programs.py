@@ -28,6 +28,8 @@ service = aqueduct.Service("settings", config=config)
 def show():
     found = service.config
     print(found.timing.idle_timeout, found.timing.ping_interval, found.calls.queue, flush=True)
+    if "aqueduct.benchmark" in service.handlers:
+        print("with a benchmark", flush=True)
     if "hush" in os.environ.values():
         print("inherited a password", flush=True)
     if "END" in os.environ:
@@ -81,13 +83,15 @@ def ended(folder: Path, *command: str, **variables: str) -> tuple[int, str, str]
 
 
 def test_workers_serve_with_the_settings_of_the_first_process(folder: Path) -> None:
-    with started(folder, "-m", "aqueduct.cli", "serve", "app:service", **VARIABLES) as process:
+    command = ("-m", "aqueduct.cli", "serve", "app:service", "--benchmark")
+    with started(folder, *command, **VARIABLES) as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(5)]
+        lines = [process.stdout.readline() for _ in range(7)]
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=100)
     assert "".join(lines).count("99.0 11.0 7") == 2, err
     assert "".join(lines).count("imported") == 2
+    assert "".join(lines).count("with a benchmark") == 2
     assert lines[-1].startswith("listening on aqueduct+unix://")
     assert process.returncode == 0
 
@@ -139,9 +143,10 @@ def test_one_process_serves_with_them_and_run_takes_them_too(folder: Path) -> No
     status, out, err = ended(folder, "-m", "aqueduct.cli", "serve", "app:service", **variables)
     assert (status, out.splitlines()[:2]) == (0, ["imported", "300.0 7 7"]), err
     variables |= VARIABLES | {"AQUEDUCT_SERVE_WORKERS": "1", "AQUEDUCT_TIMING_IDLE_TIMEOUT": ""}
+    variables["AQUEDUCT_SERVE_BENCHMARK"] = "1"
     status, out, err = ended(folder, "app.py", "{}", **variables)
     assert (status, err) == (0, "")
-    assert out.splitlines()[:2] == ["imported", "99.0 11.0 7"]
+    assert out.splitlines()[:3] == ["imported", "99.0 11.0 7", "with a benchmark"]
     assert out.splitlines()[-1] == "5"
     status, out, err = ended(folder, "app.py", "{}", **VARIABLES)
     assert status == 1
