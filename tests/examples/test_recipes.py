@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
+from aqueduct.settings.places import read_settings
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "recipes"
@@ -99,28 +101,37 @@ def test_kubernetes_waits_for_the_drain(manifests: dict[str, dict[str, Any]]) ->
     (container,) = spec["containers"]
     (drain,) = (part for part in container["args"] if part.startswith("--drain="))
     seconds = int(drain.removeprefix("--drain=").removesuffix("s"))
-    before = container["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert spec["terminationGracePeriodSeconds"] >= before + seconds + 5
+    assert spec["terminationGracePeriodSeconds"] >= seconds + 5
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    settings = read_settings({"timing.drain_timeout": seconds}, environment=variables).config()
+    # Kubernetes has to see that the pod is not ready while it still takes calls.
+    probe = container["readinessProbe"]
+    seen = probe["periodSeconds"] * probe["failureThreshold"]
+    assert 0 < seen < settings.timing.drain_delay < seconds / 2
 
 
-def test_the_probes_of_a_pod_ask_the_address_of_the_image(
-    manifests: dict[str, dict[str, Any]],
-) -> None:
+def test_the_probes_of_a_pod_ask_its_admin_port(manifests: dict[str, dict[str, Any]]) -> None:
     (container,) = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
-    image = (RECIPES / "container" / "Containerfile").read_text()
-    (address,) = set(re.findall(r"aqueduct\+unix://[^\"]+", image))
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert container[probe]["exec"]["command"][:3] == ["aqueduct", "ping", address]
+    (admin,) = (part for part in container["args"] if part.startswith("--admin="))
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert admin == f"--admin=0.0.0.0:{ports['admin']}"
+    asked = {name: container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
+    assert {name: probe["httpGet"] for name, probe in asked.items()} == {
+        "startup": {"path": "/health/ready", "port": "admin"},
+        "readiness": {"path": "/health/ready", "port": "admin"},
+        "liveness": {"path": "/health/live", "port": "admin"},
+    }
+    shown = [port["targetPort"] for port in manifests["Service"]["spec"]["ports"]]
+    assert "admin" not in shown, "clients of the service have no business there"
 
 
 # A container, and an archive for executors
 
 
 def run(*command: str | Path, **options: Any) -> str:
-    done = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=900, **options
-    )
-    assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    done = subprocess.run([str(word) for word in command], timeout=900, **options)
+    assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{(done.stderr or '')[-3000:]}"
     return str(done.stdout)
 
 
@@ -150,11 +161,17 @@ def test_a_container_serves_is_healthy_and_drains(wheel: Path) -> None:
     limits = [f"--ulimit=nofile={opened}:{opened}", "--ulimit=nproc=32768:32768"]
     run(
         *podman, "run", "--detach", "--name", name, "--network", "host", *limits,
-        image, "--listen", "aqueduct+tcp://127.0.0.1:0",
+        image, "--listen", "aqueduct+tcp://127.0.0.1:0", "--admin", "127.0.0.1:0",
     )  # fmt: skip
     try:
         address = _printed(lambda: run(*podman, "logs", name), r"aqueduct\+tcp://127\.0\.0\.1:\d+")
         run(*podman, "healthcheck", "run", name)
+        admin = _printed(
+            lambda: run(*podman, "logs", name, stderr=subprocess.STDOUT), r"http://127\.0\.0\.1:\d+"
+        )
+        for path in ("/health/live", "/health/ready"):
+            with urllib.request.urlopen(f"{admin}{path}", timeout=60) as answered:
+                assert answered.status == 200
         with aqueduct.SyncClient(address) as client:
             answer = client.call("lengths", BATCH)
         assert answer.to_pydict() == {"id": [1, 2], "length": [3, 5]}
