@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Final
 
 from aqueduct.arguments import duration
 from aqueduct.config import Config, GiB, KiB, MiB
@@ -12,6 +12,14 @@ from aqueduct.settings.in_force import Given, ServiceSettings
 from aqueduct.settings.table import SECTIONS, SETTINGS, Setting
 
 __all__ = ["default_text", "size_text", "time_text", "toml_lines"]
+
+_HERE: Final = {
+    "flow.process_receive_budget": "process_receive_bytes",
+    "flow.process_send_budget": "process_send_bytes",
+    "relink.links_bytes": "all_links_bytes",
+    "calls.work_threads": "threads_at_work",
+}
+"""Settings whose 0 stands for what this machine has, and the property that says it."""
 
 
 def toml_lines(settings: ServiceSettings, config: Config, *, code: str) -> list[str]:
@@ -27,7 +35,10 @@ def toml_lines(settings: ServiceSettings, config: Config, *, code: str) -> list[
         for name, setting in SETTINGS.items():
             if setting.section == section:
                 value = getattr(part, setting.key)
-                lines.append(_line(setting, settings.given.get(name), value, code))
+                line = _line(setting, settings.given.get(name), value, code)
+                if value == 0 and name in _HERE:
+                    line += f"  # on this machine {_machine_text(setting, part)}"
+                lines.append(line)
     return lines
 
 
@@ -42,6 +53,11 @@ def _line(setting: Setting, given: Given | None, value: Any, code: str) -> str:
     if setting.secret:
         return f"# {setting.key} is set, and not shown{origin.replace('  # ', ', ')}"
     return f"{setting.key} = {_toml(setting, value)}{origin}"
+
+
+def _machine_text(setting: Setting, part: Any) -> str:
+    value: int = getattr(part, _HERE[setting.name])
+    return f"{value / MiB:,.0f} MiB" if setting.base == "Bytes" else str(value)
 
 
 def default_text(setting: Setting) -> str:

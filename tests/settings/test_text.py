@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aqueduct.config import Config, Limits, Timing
+from aqueduct.config import Calls, Config, Limits, MiB, Timing, quarter_of_memory
 from aqueduct.settings.places import read_settings
 from aqueduct.settings.table import SECTIONS, SETTINGS
 from aqueduct.settings.text import size_text, time_text, toml_lines
@@ -37,6 +37,11 @@ def test_what_is_printed_is_taken_back_and_says_where_it_came_from(tmp_path: Pat
     assert 'drain_timeout = "12.5s"  # from --drain' in lines
     assert "streams = 1024" in lines
     assert "# workers is not set" in lines
+    assert f"work_threads = 0  # on this machine {Calls().threads_at_work}" in lines
+    quarter = f"  # on this machine {quarter_of_memory() / MiB:,.0f} MiB"
+    for name in ("process_receive_budget", "process_send_budget", "links_bytes"):
+        assert f"{name} = 0{quarter}" in lines
+    assert sum("on this machine" in line for line in lines) == 4
     assert text.isprintable() or all(line.isprintable() for line in lines)
     file = tmp_path / "again.toml"
     file.write_text(text)
