@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import json
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aqueduct.cli.common import (
     CALL_FAILED,
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from aqueduct.diagnosis import Direction, PathBenchmark
 
 __all__ = ["add", "run"]
+
+_LARGEST_BATCH: Final = 1 << 30
+"""Bytes: the data of a batch is made at once."""
 
 
 def add(commands: Commands) -> None:
@@ -52,7 +55,7 @@ def add(commands: Commands) -> None:
         metavar="SIZE",
         type=reader("size"),
         default=1 << 20,
-        help="bytes of a batch, such as 256k (1m)",
+        help="bytes of a batch, such as 256k; 1g at most (1m)",
     )
     command.add_argument(
         "--most",
@@ -68,6 +71,8 @@ def add(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures, and prints the figures; the exit status."""
+    if args.batch > _LARGEST_BATCH:
+        args.usage.error(f"--batch is {args.batch} bytes; it may be {_LARGEST_BATCH} (1g) at most")
     from aqueduct.diagnosis import PathBenchmark
 
     found = PathBenchmark()

@@ -37,12 +37,14 @@ _CLIPPED: Final = 40
 class _Record:
     """What the calls of one task, or of one executor, have come to."""
 
-    __slots__ = ("calls", "counted", "ended", "executor", "failed", "handler", "said")
+    __slots__ = ("calls", "counted", "ended", "executor", "failed", "handler", "place", "said")
 
     def __init__(self, executor: ExecutorName, head: CallHead | None = None) -> None:
         """``head``: of the first call of the task; None: of all tasks. It is not kept."""
         self.executor = executor
         self.said = None if head is None else _said_by(head)
+        self.place: tuple[int | None, int | None, int | str] | None = None
+        """Stage, partition and task, once somebody has looked."""
         self.handler = "" if head is None else head.handler
         """Of the last call."""
         self.calls = 0
@@ -84,8 +86,10 @@ class _Record:
 
     def task(self, now: float) -> TaskReport:
         """The same of a task."""
-        assert self.said is not None
-        stage, partition, task = _task_of(*self.said)
+        if self.place is None:
+            assert self.said is not None
+            self.place = _task_of(*self.said)
+        stage, partition, task = self.place
         return {
             **self.row(now),
             "stage": stage,

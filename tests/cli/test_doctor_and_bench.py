@@ -68,6 +68,13 @@ async def test_bench_says_what_a_service_lacks(capsys: pytest.CaptureFixture[str
     assert "Service(..., benchmark=True)" in capsys.readouterr().err
 
 
+def test_bench_makes_no_batch_that_memory_may_not_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "aqueduct+tcp://127.0.0.1:1", "--batch", "1025m"])
+    assert ended.value.code == 2
+    assert "--batch is 1074790400 bytes; it may be 1073741824 (1g)" in capsys.readouterr().err
+
+
 async def test_bench_shows_at_ctrl_c_what_it_has() -> None:
     async with service.serving("aqueduct+tcp://127.0.0.1:0") as serving:
         before = service.counters()["calls"]
