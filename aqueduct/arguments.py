@@ -48,8 +48,10 @@ __all__ = [
     "check_fields",
     "checked",
     "choice",
+    "debug_asked",
     "duration",
     "flag",
+    "flag_text",
     "kind_of",
     "read_arguments",
     "signature_of",
@@ -190,6 +192,22 @@ def flag(given: Any) -> bool:
     if isinstance(given, str) and given.strip().lower() in ("false", "off"):
         return False
     raise ValueError
+
+
+def flag_text(given: str) -> bool:
+    """Reads the text of a variable: that of ``flag``, and "1" and "0"."""
+    return flag({"1": "true", "0": "false"}.get(given.strip(), given))
+
+
+def debug_asked() -> bool:
+    """Whether the variable ``AQUEDUCT_DEBUG`` asks for slow checks, and tracebacks of commands.
+
+    Text that is no flag asks for nothing here: ``aqueduct serve`` refuses it by its name.
+    """
+    try:
+        return flag_text(os.environ.get("AQUEDUCT_DEBUG", ""))
+    except ValueError:
+        return False
 
 
 def choice(*values: str) -> Callable[[Any], str]:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Final, SupportsIndex, TypeAlias
 
-from aqueduct.arguments import Kind, an_instance, check_fields
+from aqueduct.arguments import Kind, an_instance, check_fields, debug_asked
 from aqueduct.errors import ConfigError
 
 __all__ = [
@@ -830,8 +830,9 @@ class Config:
     sinks: Sinks = field(default_factory=Sinks)
     tables: Tables = field(default_factory=Tables)
     admin: Admin = field(default_factory=Admin)
-    debug: bool = field(default_factory=lambda: os.environ.get("AQUEDUCT_DEBUG") == "1")
-    """Checks that a buffer does not change between its sending and its leaving; slow."""
+    debug: bool = field(default_factory=debug_asked)
+    """Checks that a buffer does not change between its sending and its leaving; slow. Its variable
+    also adds the traceback to each failure of a command."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         if self is globals().get("DEFAULT"):

@@ -1,7 +1,8 @@
 """Checks that a release is what its tag says: ``python ci/release.py v0.1.0 REPOSITORY_URL``.
 
-The version stands in pyproject.toml alone, and so does the address that README's links lead to. A
-package with another of them would be published once and for all.
+Code has its version from pyproject.toml alone, and README's links have their address from there. A
+package with another of them would be published once and for all, and so would a README that says
+that there is no package.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from urllib.parse import urlsplit
 __all__ = ["problems"]
 
 ROOT: Final = Path(__file__).parents[1]
+PUBLISHED: Final = ("README.md", "docs/install.md")
+"""Pages that say how to install; the first is the package's own page on PyPI."""
+UNPUBLISHED: Final = "not on PyPI yet"
 
 
 def problems(tag: str, repository: str, root: Path = ROOT) -> list[str]:
@@ -34,6 +38,10 @@ def problems(tag: str, repository: str, root: Path = ROOT) -> list[str]:
     changes = (root / "CHANGES.md").read_text(encoding="utf-8")
     if not re.search(rf"^## {re.escape(version)}(?! \(unreleased\))", changes, re.MULTILINE):
         found.append(f"CHANGES.md has no heading '## {version}' without '(unreleased)'")
+    for page in PUBLISHED:
+        words = " ".join((root / page).read_text(encoding="utf-8").split())
+        if UNPUBLISHED in words:
+            found.append(f"{page} says {UNPUBLISHED!r}, and PyPI would show that with the release")
     return found
 
 

@@ -8,6 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from aqueduct.admin.report import TaskReport
+from aqueduct.reactivesocket import requesting
+from aqueduct.rpc import (
+    describe,
+    documents,
+    executor_name,
+    filters,
+    request,
+    sink_commit,
+    status,
+    table_scan,
+    unary,
+)
+from aqueduct.service import benchmark, sink_attempts, sinks, task_book
+from aqueduct.settings.table import SETTINGS
+
 ROOT = Path(__file__).parent.parent
 CODE = re.compile(r"^( *)```.*?^\1```", re.DOTALL | re.MULTILINE)
 LINE = 110
@@ -116,3 +132,53 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         targets = [link.partition("#")[0] for link in links_of(page.read_text())]
         found += [(page.parent / name).resolve() for name in targets if name.endswith(".md")]
     assert sorted(set(PAGES) - reached) == []
+
+
+def test_the_fixed_limits_are_those_of_the_page() -> None:
+    page = (ROOT / "docs" / "guides" / "limits.md").read_text()
+    section = page.partition("\n## Limits that are fixed\n")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| (\d.*?) \| (.+?) \|$", section, re.MULTILINE))
+    days = request._DEADLINE_LIMIT // 86_400_000
+    assert rows.keys() == {
+        f"{request._NAME_LIMIT} bytes",
+        f"{table_scan.NAME_LIMIT} bytes",
+        f"{request._TOKEN_LIMIT >> 10} KiB",
+        f"{request._METADATA_LIMIT >> 10} KiB",
+        f"{request._SCHEMAS_LIMIT >> 20} MiB",
+        f"{days:,} days",
+        f"{unary.ANSWERS_LIMIT}",
+        f"{status._STATUS_LIMIT >> 10} KiB",
+        f"{describe._LIMIT >> 20} MiB",
+        f"{executor_name._MOST >> 10} KiB",
+        f"{sink_commit._ATTEMPT_LIMIT >> 10} KiB",
+        f"{sink_attempts._ENDED_LIMIT:,}",
+        f"{filters._DEPTH}, {documents._DEEPEST}",
+        f"{benchmark._CALLS}",
+        f"{requesting.ERROR_MOST >> 10} KiB",
+    }
+    assert sink_attempts._ENDED_LIMIT == sink_attempts._CLAIMS_LIMIT
+    assert sinks._NAME_LIMIT == table_scan.NAME_LIMIT
+
+
+@pytest.mark.parametrize(
+    "page", ["SECURITY.md", "docs/guides/admin.md", "docs/guides/live-page.md"]
+)
+def test_pages_tell_what_the_admin_port_shows_of_a_spark_task(page: str) -> None:
+    words = " ".join((ROOT / page).read_text().split())
+    who = [name for name in TaskReport.__annotations__ if name in _WHO]
+    assert set(who) == _WHO
+    for name in who:
+        assert name in words, name
+    assert f"up to {task_book._CLIPPED} characters of the attempt" in words
+    assert "o other header" in words and "no header" not in words
+
+
+_WHO = {"application", "name", "host", "executor", "stage", "partition", "task"}
+
+
+def test_the_help_of_admin_names_all_that_is_there() -> None:
+    page = (ROOT / "docs" / "guides" / "admin.md").read_text()
+    told = re.split(r"[ ,;]+", str(SETTINGS["serve.admin"].entry.metadata["help"]))
+    paths = re.findall(r"^\| `(/\S*)` \|", page, re.MULTILINE)
+    assert len(set(paths)) == 5
+    assert set(paths) <= set(told)

@@ -186,6 +186,9 @@ def test_the_version_stands_once(project: dict) -> None:
 def release_tree(folder: Path, changes: str) -> Path:
     """A project whose release can be asked for."""
     (folder / "CHANGES.md").write_text(changes)
+    (folder / "docs").mkdir()
+    for page in release.PUBLISHED:
+        (folder / page).write_text("Type `pip install aqueduct-arrow`.\n")
     (folder / "pyproject.toml").write_text(
         """
         [project]
@@ -212,6 +215,34 @@ def test_a_release_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         f"project.urls.Issues is {ours}/issues, and the release is from {other}",
         "CHANGES.md has no heading '## 1.2' without '(unreleased)'",
     ]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
+def test_no_release_says_that_it_cannot_be_installed(tmp_path: Path, page: str) -> None:
+    tree = release_tree(tmp_path, "# Changes\n\n## 1.2\n")
+    (tree / page).write_text("Version 1.2 is not on PyPI yet.\n")
+    (only,) = release.problems("v1.2", "https://git.test/ours", tree)
+    assert only.startswith(f"{page} says 'not on PyPI yet'")
+
+
+def test_a_tree_whose_pages_say_so_is_no_release() -> None:
+    """As long as they do: the words that are looked for are those of the pages."""
+    found = " ".join(release.problems("v0.1.0", "https://git.test/ours"))
+    for page in release.PUBLISHED:
+        told = "on PyPI yet" in " ".join((ROOT / page).read_text().split())
+        assert told == (f"{page} says" in found)
+
+
+def test_the_checklist_names_the_pages_that_say_the_version(project: dict) -> None:
+    version = project["project"]["version"]
+    series = version.rpartition(".")[0] + ".x"
+    steps = (ROOT / "CONTRIBUTING.md").read_text().partition("\n## Releases")[2]
+    steps = steps.partition("\n## ")[0]
+    pages = [ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")]
+    stated = re.compile(rf"(?<![\d.]){re.escape(version)}(?![\d.]*\d)|\b{re.escape(series)}\b")
+    saying = [path.relative_to(ROOT) for path in pages if stated.search(path.read_text())]
+    assert len(saying) > 5
+    assert [str(path) for path in saying if f"`{path}`" not in steps] == []
 
 
 def test_no_release_is_made_under_a_reserved_name(project: dict) -> None:

@@ -12,6 +12,7 @@ import sys
 import traceback
 from importlib.metadata import PackageNotFoundError, version
 
+from aqueduct.arguments import debug_asked
 from aqueduct.cli import bench, call, completion, describe, doctor, ping, serve, token, top, wire
 from aqueduct.cli.common import CALL_FAILED, FAILED, CommandFailed, CommandParser, Terminated
 from aqueduct.errors import AqueductError, CallError
@@ -36,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:  # noqa: BLE001  what it is, is said in one line
-        if args.debug or os.environ.get("AQUEDUCT_DEBUG") == "1":
+        if args.debug or debug_asked():
             print(escape_lines(traceback.format_exc().rstrip("\n")), file=sys.stderr)
         text = one_line(error)
         if not isinstance(error, (CommandFailed, AqueductError, OSError)):

@@ -82,7 +82,8 @@ def judge(
 ) -> list[Finding]:
     """What is to be said of a chain that was shown."""
     if not chain:
-        return [failed(CHECK, "the service shows no certificate")]
+        remedy = "ask who runs it for a certificate: aqueduct serve --certificate FILE --key FILE"
+        return [failed(CHECK, "the service shows no certificate", remedy)]
     wanted = client_tls(address, tls)
     own = chain[0]
     end = own.not_valid_after_utc

@@ -161,7 +161,7 @@ class _Examination:
             text = f"{connection.peer} answers, handshake {_ms(handshake)}"
             found = [ok(check, text, port=port, handshake=handshake)]
             if own:
-                found.append(await _round_trips(connection.ping))
+                found.append(await _round_trips(connection.ping, self.place.host))
                 size = connection.snapshot().transport.get("datagram_size")
                 if scheme == "aqueduct" and isinstance(size, int):
                     found.append(
@@ -249,7 +249,11 @@ class _Examination:
             except CallError as error:
                 if self.token is not None or not isinstance(error, Refused):
                     told_no = f"it does not answer this token: {one_line(error)}"
-                    return [failed(check, told_no, library_here=ours), clock_here("clock")]
+                    remedy = "show a token that the service knows: --token-file FILE"
+                    if not isinstance(error, Refused) or error.draining:
+                        remedy = ""
+                    found = failed(check, told_no, remedy, library_here=ours)
+                    return [found, clock_here("clock")]
                 remedy = "show a token: --token-file FILE"
                 text = f"it speaks our protocol, and does not tell its version: {one_line(error)}"
                 return [note(check, text, remedy, library_here=ours), clock_here("clock")]
@@ -294,7 +298,8 @@ async def _clock(client: Client) -> Finding:
     return ok(check, text, **facts)
 
 
-async def _round_trips(ping: Callable[[], Awaitable[float]]) -> Finding:
+async def _round_trips(ping: Callable[[], Awaitable[float]], host: str) -> Finding:
+    """``host``: of the service; empty: it is on this machine."""
     check = "round trip"
     try:
         trips = sorted([await ping() for _ in range(_PINGS)])
@@ -304,12 +309,10 @@ async def _round_trips(ping: Callable[[], Awaitable[float]]) -> Finding:
     text = f"{_ms(middle)}, from {_ms(trips[0])} to {_ms(trips[-1])} in {_PINGS} pings"
     facts = {"median": middle, "least": trips[0], "most": trips[-1]}
     if spread > max(_UNSTEADY, 5 * middle):
-        return warning(
-            check,
-            f"{text}: it varies much",
-            "look for a full queue or a bad link on the way: mtr HOST",
-            **facts,
-        )
+        remedy = "look for what else takes this machine's processors: top"
+        if host:
+            remedy = f"look for a full queue or a bad link on the way: mtr {escape(host)}"
+        return warning(check, f"{text}: it varies much", remedy, **facts)
     return ok(check, text, **facts)
 
 
@@ -336,13 +339,15 @@ def _socket_file(path: str) -> list[Finding]:
 def _way(place: Address, reason: str) -> str:
     """What lets packets through to a place that cannot be reached."""
     if place.unix:
-        return ""
+        return "start the service there" if "no server listens" in reason else ""
     kind = "udp" if place.scheme == "aqueduct" else "tcp"
     if "refused" in reason:
         option = "-lun" if kind == "udp" else "-ltn"
         return f"start the service there; `ss {option}` on its machine shows what listens"
     if "reached" not in reason and ("within" in reason or "time" in reason):
         return f"let {kind.upper()} port {place.port} through the firewalls on the way"
+    if "it speaks" in reason:
+        return "correct the scheme or the port: something else is served there"
     return ""
 
 

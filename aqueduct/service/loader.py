@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from aqueduct.arguments import debug_asked
 from aqueduct.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def load_service(name: str) -> Service:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        if os.environ.get("AQUEDUCT_DEBUG") == "1":
+        if debug_asked():
             raise
         text = f"cannot import {module_name!r} from {here}: {type(error).__name__}: {error}"
         raise ConfigError(text) from error

@@ -571,8 +571,9 @@ class Service:
           ``"https://app.example.com"``. Others get 403. Programs that are no browser name none.
         - ``drain``: seconds that the end may take, of which open calls get all but the last;
           None: Timing.drain_timeout. See ``RunningService.close``.
-        - ``admin``: ``"HOST:PORT"`` of the HTTP port for operators: health, metrics and the state
-          of the service. It answers from the start to the end of the block. None: there is none.
+        - ``admin``: ``"HOST:PORT"`` of the HTTP port for operators: the live page, health, metrics
+          and the state of the service. It answers from the start to the end of the block, and needs
+          the extra ``admin``. None: there is none.
 
         Raises ConfigError for addresses or certificates that cannot work, or that are taken, and
         StartFailed.

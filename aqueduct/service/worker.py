@@ -24,6 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aqueduct.address import Address
+from aqueduct.arguments import debug_asked
 from aqueduct.carriers.contract import Bound, Siblings
 from aqueduct.escaping import logger_of, one_line
 from aqueduct.forks import own_socket
@@ -111,7 +112,7 @@ class _Worker:
                 self._report()  # what it has counted in all
             return status
         except Exception as error:
-            if os.environ.get("AQUEDUCT_DEBUG") == "1":
+            if debug_asked():
                 raise
             self._tell({"failed": one_line(error)})
             return 1

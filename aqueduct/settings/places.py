@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from aqueduct.address import Address
-from aqueduct.arguments import Kind, flag
+from aqueduct.arguments import Kind, flag_text
 from aqueduct.errors import ConfigError
 from aqueduct.escaping import escape, near_miss, shown
 from aqueduct.settings.in_force import Given, ServiceSettings, outranked
@@ -154,13 +154,9 @@ def _from_variables(variables: Mapping[str, str]) -> dict[str, Given]:
 def _read_text(setting: Setting, text: str, where: str) -> Any:
     """The same for text that stands for values of all types."""
     if setting.base == "bool":
-        return Kind("true or false, or 1 or 0", _flag).value(text, where)
+        return Kind("true or false, or 1 or 0", flag_text).value(text, where)
     parted = setting.base in ("Addresses", "Origins")
     return setting.read(_parts(text) if parted else text, where)
-
-
-def _flag(given: Any) -> bool:
-    return flag({"1": "true", "0": "false"}.get(given.strip(), given))
 
 
 def _parts(text: str) -> list[str]:

@@ -92,8 +92,9 @@ class Serve:
     admin: HostPort | None = field(
         default=None,
         metadata=_option(
-            "an HTTP port for operators, such as 127.0.0.1:9464: /health/live, /health/ready, "
-            "/metrics and /state.json (by default there is none)",
+            "an HTTP port for operators, such as 127.0.0.1:9464: the live page at /, /health/live, "
+            "/health/ready, /metrics and /state.json; it needs the extra admin (by default there "
+            "is none)",
             "HOST:PORT",
         ),
     )

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import aqueduct
 from aqueduct.cli import COMMANDS, main
 from aqueduct.cli.common import CALL_FAILED, FAILED, WRONG_USAGE
 from aqueduct.cli.output import console, of_bytes, plain_table
-from aqueduct.errors import Refused
+from aqueduct.config import Config
+from aqueduct.errors import AqueductError, ConfigError, Refused
+from aqueduct.service.loader import load_service
+from aqueduct.settings.places import read_settings
 from tests.support.calls import served
+from tests.support.programs import program
 
 TOKEN = "aq_token-of-a-test"
 
@@ -76,10 +84,55 @@ def test_options_are_not_abbreviated(capsys):
     assert "did you mean --count?" in capsys.readouterr().err
 
 
-def test_the_statuses_are_those_of_the_guide():
+def statuses_of_the_guide() -> tuple[dict[str, str], dict[str, str]]:
+    """Of all commands, and of a service that was ended; each status and what it means."""
     guide = Path("docs/guides/command-line.md").read_text()
-    rows = dict(re.findall(r"^\| (\d+) \| (.+?) \|$", guide, re.MULTILINE))
+    section = guide.partition("\n## Exit statuses\n")[2].partition("\n## ")[0]
+    rows = re.compile(r"^\| (\d[\d, ]*) \| (.+?) \|$", re.MULTILINE)
+    every, _, served = section.partition("\n| `serve` ")
+    return dict(rows.findall(every)), dict(rows.findall(served))
+
+
+def test_the_statuses_are_those_of_the_guide():
+    rows, _ = statuses_of_the_guide()
     assert set(rows) == {"0", str(FAILED), str(WRONG_USAGE), str(CALL_FAILED), "130", "141", "143"}
+
+
+HELD = """
+import asyncio
+import aqueduct
+
+service = aqueduct.Service("held")
+
+@service.handler("held")
+async def held(batches):
+    async for batch in batches:
+        print("taken", flush=True)
+        await asyncio.Event().wait()
+        yield batch
+"""
+
+
+@pytest.mark.parametrize("workers", ["serve", "workers"])
+def test_a_service_that_is_ended_has_the_statuses_of_the_guide(tmp_path, workers):
+    _, rows = statuses_of_the_guide()
+    assert list(rows) == ["0", "1", "130, 143"]
+    assert "SIGINT or SIGTERM" in rows["0"] and "second signal" in rows["1"]
+    with program(tmp_path, HELD, workers, "aqueduct+tcp://127.0.0.1:0") as running:
+        running.signal(signal.SIGTERM)
+        assert running.ended() == 0
+    with (
+        program(tmp_path, HELD, workers, "aqueduct+tcp://127.0.0.1:0") as running,
+        aqueduct.SyncClient(running.address) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        call = pool.submit(client.call, "held", pa.record_batch({"n": [1]}))
+        assert running.line() == "taken"
+        running.signal(signal.SIGTERM)
+        running.error("draining")
+        running.signal(signal.SIGTERM)
+        assert running.ended() == 1
+        assert isinstance(call.exception(), AqueductError)
 
 
 def test_every_command_is_in_the_guide():
@@ -104,6 +157,25 @@ def test_debug_shows_the_traceback_and_keeps_the_status(capsys, guarded):
     told = capsys.readouterr().err
     assert told.startswith("Traceback (most recent call last)")
     assert told.splitlines()[-1].startswith("aqueduct describe: ")
+
+
+@pytest.mark.parametrize("text", ["1", "true", "ON", "0", "off", "", "perhaps"])
+def test_the_variable_shows_the_traceback_as_the_setting_reads_it(capsys, monkeypatch, text):
+    """Values that are no flag are an error of serve, and nothing to other commands."""
+    monkeypatch.setenv("AQUEDUCT_DEBUG", text)
+    wanted = False
+    with contextlib.suppress(ConfigError):
+        wanted = bool(read_settings(environment=os.environ).value("debug"))
+    assert wanted == (text in ("1", "true", "ON"))
+    assert Config().debug == wanted
+    assert status_of("describe", "nowhere") == FAILED
+    assert capsys.readouterr().err.startswith("Traceback") == wanted
+    if wanted:
+        with pytest.raises(ModuleNotFoundError):
+            load_service("no_such_module_of_ours:service")
+    else:
+        with pytest.raises(ConfigError, match="cannot import"):
+            load_service("no_such_module_of_ours:service")
 
 
 def test_a_token_comes_from_a_file_or_the_environment(capsys, guarded, tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from aqueduct.address import Address
 from aqueduct.carriers.certificates import ClientTls
 from aqueduct.diagnosis import Finding, Severity, examine
 from aqueduct.diagnosis.certificate_check import judge
+from aqueduct.diagnosis.examination import _round_trips as round_trips
 from aqueduct.diagnosis.findings import within
 from aqueduct.diagnosis.machine_checks import packet_size, udp_buffers
 from aqueduct.errors import ConfigError
@@ -181,6 +182,7 @@ async def test_a_server_of_another_protocol_is_recognized(scheme: str) -> None:
     checks = by_check(found)
     assert failures(found) == {f"reach {scheme}", "service"}
     assert "it speaks HTTP" in checks[f"reach {scheme}"].text
+    assert "correct the scheme or the port" in checks[f"reach {scheme}"].remedy
     assert all(each.text.isprintable() for each in found)
 
 
@@ -274,6 +276,7 @@ async def test_without_a_token_the_versions_are_not_known() -> None:
         shown = by_check(await examine(serving.addresses[0], token="secret"))
     assert wrong["service"].status is Severity.FAILED
     assert "does not answer this token" in wrong["service"].text
+    assert wrong["service"].remedy == "show a token that the service knows: --token-file FILE"
     assert found["service"].status is Severity.NOTE
     assert "--token-file" in found["service"].remedy
     assert "does not tell its time" in found["clock"].text
@@ -289,6 +292,26 @@ async def test_a_clock_that_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) ->
     assert found["clock"].status is Severity.WARNING
     assert "s ahead of ours" in found["clock"].text
     assert 119 < found["clock"].facts["skew"] < 121
+
+
+async def test_round_trips_that_vary_come_with_the_command_for_this_host() -> None:
+    trips = iter([0.001] * 9 + [1.0])
+
+    async def ping() -> float:
+        return next(trips)
+
+    found = await round_trips(ping, "models.example")
+    assert found.status is Severity.WARNING
+    assert found.remedy.endswith(": mtr models.example")
+
+
+async def test_a_socket_file_without_a_listener_asks_for_the_service(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="aq-") as folder:
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(f"{folder}/s")
+        found = by_check(await examine(f"aqueduct+unix://{folder}/s"))
+    assert found["reach aqueduct+unix"].status is Severity.FAILED
+    assert found["reach aqueduct+unix"].remedy.startswith("start the service")
 
 
 async def test_an_address_of_another_kind_is_refused() -> None:
@@ -341,4 +364,6 @@ def test_a_pin_is_compared() -> None:
     assert judge(pinned, None, chain)[0].status is Severity.OK
     unchecked = Address.parse("aqueduct+tls://127.0.0.1?verify=off")
     assert judge(unchecked, None, chain)[0].status is Severity.WARNING
-    assert judge(place, None, [])[0].status is Severity.FAILED
+    (none,) = judge(place, None, [])
+    assert none.status is Severity.FAILED
+    assert "--certificate FILE --key FILE" in none.remedy
