@@ -7,7 +7,8 @@ Two sources say what is true at any time:
 - Tasks say rows, bytes, parts and seconds of waiting by a Spark accumulator. It gets the numbers of
   a task when the task has ended well, so they grow task by task. A task that runs has told nothing.
 
-One daemon thread of the process looks at all functions that travel. It ends with the Spark context.
+One daemon thread of the process looks at all functions that travel. A function whose context has
+stopped is looked at no more, and the thread ends with the last one.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ log = logger_of(__name__)
 _PAUSE: Final = 0.5  # seconds between two looks
 _QUERIES: Final = 20  # of Spark's newest queries that are looked at
 _MOST: Final = 8  # functions that are looked at, the newest ones
+_FAILURES: Final = 5  # looks in a row
 _FAREWELL: Final = 1.0  # seconds at the end of the program for the last line of a bar
 
 
@@ -51,6 +53,8 @@ class Watch:
         self._shown: dict[int, tuple[Bar, float, Total]] = {}
         """Bars by query, with when each began and what had been counted before."""
         self._over: set[int] = set()
+        self.failures = 0
+        """Looks in a row that have failed."""
 
     def look(self) -> None:
         """Shows how the queries stand. Raises what Spark raises."""
@@ -166,25 +170,33 @@ class _Watcher:
             thread.join(_FAREWELL)
 
     def look(self) -> None:
-        """Once, at all functions. Raises what Spark raises."""
+        """Once, at all functions. One that fails too often is dropped."""
+        for watch in tuple(self._watches.values()):
+            try:
+                watch.look()
+                watch.failures = 0
+            except Exception as error:  # noqa: BLE001  Spark changes what is looked at meanwhile
+                watch.failures += 1
+                if watch.failures >= _FAILURES:  # the context has stopped, or Spark differs
+                    log.debug("progress is not shown: %s: %s", type(error).__name__, error)
+                    with self._lock:
+                        self._dropped.append(self._watches.pop(watch.name))
         while self._dropped:
             self._dropped.pop().close()
-        for each in tuple(self._watches.values()):
-            each.look()
 
     def _run(self, stopped: threading.Event) -> None:
-        try:
-            while not stopped.wait(_PAUSE):
-                self.look()
+        while not stopped.wait(_PAUSE):
             self.look()
-        except Exception as error:  # noqa: BLE001  the context has stopped, or Spark differs
-            log.debug("progress is not shown any more: %s: %s", type(error).__name__, error)
-        finally:
             with self._lock:
-                watches = [*self._dropped, *self._watches.values()]
-                self._dropped, self._watches, self._thread = [], {}, None
-            for each in watches:
-                each.close()
+                if not (self._watches or self._dropped):
+                    self._thread = None  # the next function begins another
+                    return
+        self.look()
+        with self._lock:
+            watches = [*self._dropped, *self._watches.values()]
+            self._dropped, self._watches, self._thread = [], {}, None
+        for each in watches:
+            each.close()
 
 
 _watcher: Final = _Watcher()

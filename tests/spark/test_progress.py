@@ -218,6 +218,47 @@ def test_the_newest_functions_alone_are_looked_at(recorder):
     assert [bar.closed for bar in recorder.made] == [1] * 12 + [0] * 8
 
 
+def test_a_look_that_fails_costs_no_bar_and_many_cost_that_of_one_function(recorder):
+    class Broken(Queries):
+        broken = 0
+
+        def with_function(self, name: str) -> list[tuple[int, list[int], bool]]:
+            if self.broken:
+                self.broken -= 1
+                raise RuntimeError("Spark has removed what is looked at")
+            return super().with_function(name)
+
+    watcher = progress._Watcher()
+    watcher._thread = threading.current_thread()  # it begins none
+    one, other = Broken(), Queries()
+    for name, queries in (("one", one), ("other", other)):
+        queries.found = [(1, [], False)]
+        watcher.add(Watch(name, "title", Tally(), recorder, queries))
+    watcher.look()
+    one.broken = progress._FAILURES - 1
+    for _ in range(progress._FAILURES):
+        watcher.look()
+    assert [len(bar.shown) for bar in recorder.made] == [2, 6]
+    one.broken = progress._FAILURES
+    for _ in range(progress._FAILURES):
+        watcher.look()
+    assert list(watcher._watches) == ["other"]
+    assert [bar.closed for bar in recorder.made] == [1, 0]
+
+
+def test_the_thread_ends_with_its_last_function_and_begins_with_the_next(recorder, monkeypatch):
+    class Stopped(Queries):
+        def with_function(self, name: str) -> list[tuple[int, list[int], bool]]:
+            raise RuntimeError("the context has stopped")
+
+    monkeypatch.setattr(progress, "_PAUSE", 0.01)
+    watcher = progress._Watcher()
+    for name in ("first", "second"):
+        watcher.add(Watch(name, "title", Tally(), recorder, Stopped()))
+        waited(lambda: watcher._thread is None)
+        assert watcher._watches == {}
+
+
 def test_progress_is_yes_no_or_none():
     with pytest.raises(ConfigError, match="progress='yes'; it must be True, False or None"):
         exchange_files("memory://x", "score", progress="yes")  # type: ignore[arg-type]
