@@ -94,22 +94,40 @@ def as_json(text: str, *, worker: bool = False) -> str:
 def _uncaught(
     kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
 ) -> None:
-    if issubclass(kind, KeyboardInterrupt):
+    if issubclass(kind, KeyboardInterrupt) or not log.isEnabledFor(logging.ERROR):
         sys.__excepthook__(kind, error, trace)
         return
-    log.critical("an error that nobody has caught ends the process", exc_info=error)
+    log.critical("an error that nobody has caught ends the process", exc_info=(kind, error, trace))
 
 
 def _uncaught_in_thread(found: threading.ExceptHookArgs) -> None:
-    if found.exc_value is None or issubclass(found.exc_type, SystemExit):
+    if issubclass(found.exc_type, SystemExit):
+        return
+    if found.exc_value is None or not log.isEnabledFor(logging.ERROR):
+        threading.__excepthook__(found)
         return
     name = "" if found.thread is None else f" {found.thread.name}"
-    log.error("an error that nobody has caught ends the thread%s", name, exc_info=found.exc_value)
+    log.error(
+        "an error that nobody has caught ends the thread%s",
+        name,
+        exc_info=(found.exc_type, found.exc_value, found.exc_traceback),
+    )
 
 
 def _unraisable(found: sys.UnraisableHookArgs) -> None:
-    text = found.err_msg or "an error that nobody could catch, in"
-    log.error("%s %r", text, found.object, exc_info=found.exc_value)
+    if found.exc_value is None or not log.isEnabledFor(logging.ERROR):
+        sys.__unraisablehook__(found)
+        return
+    try:
+        place = repr(found.object)
+    except Exception:  # noqa: BLE001  it may be half made
+        place = f"an object of the type {type(found.object).__name__}"
+    log.error(
+        "%s %s",
+        found.err_msg or "an error that nobody could catch, in",
+        place,
+        exc_info=(found.exc_type, found.exc_value, found.exc_traceback),
+    )
 
 
 class _LogHandler(logging.StreamHandler[TextIO]):
@@ -117,10 +135,10 @@ class _LogHandler(logging.StreamHandler[TextIO]):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging calls it
         """Called by ``emit`` where an exception is handled."""
-        error = sys.exc_info()[1]
-        if isinstance(error, OSError) or record.name == __name__:
+        if record.name == __name__:
             return  # nobody reads the log
         place = f"{record.name}, {record.pathname}:{record.lineno}"
+        error = sys.exc_info()[1]
         log.error("a record of the log cannot be written (%s)", place, exc_info=error)
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -232,7 +233,62 @@ def test_a_log_that_nobody_reads_ends_nothing():
     assert done.stderr is not None
     done.stderr.close()
     out, _ = done.communicate(timeout=60)
-    assert out == "of the main thread\n"
+    assert (done.returncode, out) == (0, "of the main thread\n")
+
+
+DISABLED = """
+import logging.config, sys, threading
+from aqueduct.logs import LogSettings, configure
+configure(LogSettings("json", "info"))
+logging.config.dictConfig({"version": 1})  # which disables all loggers that there are
+def fail():
+    raise ValueError("in a thread")
+thread = threading.Thread(target=fail)
+thread.start()
+thread.join()
+class Ends:
+    def __del__(self):
+        raise ValueError("at its end")
+del [Ends()][0]
+raise LookupError("of the main thread")
+"""
+
+
+def test_python_tells_errors_where_a_service_has_switched_our_log_off():
+    done = subprocess.run(
+        [sys.executable, "-c", DISABLED], capture_output=True, text=True, timeout=60
+    )
+    for text in ("in a thread", "at its end", "of the main thread"):
+        assert text in done.stderr
+    assert done.returncode == 1
+
+
+def test_nothing_is_lost_of_what_cannot_be_shown(logged):
+    class Half:
+        def __repr__(self):
+            raise RuntimeError("half made")
+
+        def __str__(self):
+            raise FileNotFoundError("no file behind it")
+
+    where = logged("json")
+    try:
+        raise ValueError("in a callback")
+    except ValueError as error:
+        told = SimpleNamespace(
+            exc_type=ValueError,
+            exc_value=error,
+            exc_traceback=error.__traceback__,
+            err_msg=None,
+            object=Half(),
+        )
+        sys.unraisablehook(told)  # type: ignore[arg-type]
+    logging.getLogger("others").error("%s", Half())
+    first, second = map(json.loads, where.getvalue().splitlines())
+    assert first["message"].endswith("an object of the type Half")
+    assert "ValueError: in a callback" in first["traceback"]
+    assert "cannot be written (others, " in second["message"]
+    assert "no file behind it" in second["traceback"]
 
 
 def test_the_library_never_configures_the_root_logger():

@@ -8,7 +8,7 @@ protocol: it does no I/O, so that limits and deadlines stay here.
 - A request names its host, which must be one of this server's: a web page of another site could
   otherwise reach the server through a name that it makes resolve to this machine (DNS rebinding).
   HTTP/1.0 needs no Host header: probes leave it away, and no browser does.
-- A forked child keeps none of the connections.
+- A forked child keeps none of the connections that it finds open.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ class HttpServer:
     ) -> HttpResponse:
         """The response to a request. ``host``: the Host header; None: there may be none."""
         if absolute := _ABSOLUTE.fullmatch(target):
-            host, target = absolute[1], absolute[2] or "/"
+            host, target = absolute[1], absolute[2]
+            target = target if target.startswith("/") else f"/{target}"
         if host is not None and not self._is_own(host):
             return text(
                 "this server does not have that name: add it to Admin.hosts, or use an IP address",

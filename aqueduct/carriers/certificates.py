@@ -205,7 +205,9 @@ def _key_of(tls: ServerTls | ClientTls) -> Any:
     given = tls.certificate if tls.key is None else tls.key
     assert given is not None
     text, called = _read(given, "key")
-    password = None if tls.key_password is None else tls.key_password.encode()
+    password = None
+    if tls.key_password is not None:  # which a file may have given, in whatever encoding
+        password = tls.key_password.encode("utf-8", "surrogateescape")
     try:
         return serialization.load_pem_private_key(text, password)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

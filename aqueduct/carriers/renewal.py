@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,8 @@ log = logger_of(__name__)
 T = TypeVar("T")
 
 _FILES: Final = ("certificate", "key", "client_ca")
+_SOON: Final = 2.0
+"""Seconds after which files that have changed are looked at again, at most."""
 _NOBODY_WAITS: Final = 1.0
 """Seconds: of a wait that there is not."""
 
@@ -164,24 +167,33 @@ class _Watcher:
     def _look(self) -> None:
         said: set[str] = set()
         """Servers of several addresses have the same files, and the log has each text once."""
-        for renewed in tuple(self._watched):
-            before, renewed.complaint = renewed.complaint, ""
-            try:
-                text = renewed.look()
-            except Exception as error:  # noqa: BLE001  the others are to be looked at
-                renewed.complaint = str(error) or type(error).__name__
-                text = f"{renewed.complaint}; what was read before stays in use"
-                if renewed.complaint != before and text not in said:
-                    log.error("%s", text)
-            else:
-                if text is None:
-                    renewed.complaint = before
-                    continue
-                if before and not text:
-                    text = f"{renewed.names}: as they were read before"
-                if text and text not in said:
-                    log.info("%s", text)
-            said.add(text)
+        changing = [each for each in tuple(self._watched) if not self._look_at(each, said)]
+        if changing:
+            time.sleep(min([_SOON, *self._watched.values()]))
+            for renewed in changing:
+                if renewed in self._watched:
+                    self._look_at(renewed, said)
+
+    def _look_at(self, renewed: Renewed[Any], said: set[str]) -> bool:
+        """Whether it was decided about its files; if not, the next look decides."""
+        before, renewed.complaint = renewed.complaint, ""
+        try:
+            text = renewed.look()
+        except Exception as error:  # noqa: BLE001  the others are to be looked at
+            renewed.complaint = str(error) or type(error).__name__
+            text = f"{renewed.complaint}; what was read before stays in use"
+            if renewed.complaint != before and text not in said:
+                log.error("%s", text)
+        else:
+            if text is None:
+                renewed.complaint = before
+                return False
+            if before and not text:
+                text = f"{renewed.names}: as they were read before"
+            if text and text not in said:
+                log.info("%s", text)
+        said.add(text)
+        return True
 
 
 _watchers: WeakKeyDictionary[asyncio.AbstractEventLoop, ref[_Watcher]] = WeakKeyDictionary()

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
@@ -33,6 +34,7 @@ __all__ = [
     "ended_by_signals",
     "guess",
     "reader",
+    "require_standard_input",
     "shown_token",
 ]
 
@@ -168,13 +170,13 @@ def client_tls(args: argparse.Namespace) -> ClientTls | None:
     password = args.key_password
     if args.key_password_file is not None:
         password = _secret_in(args.key_password_file, "password").rstrip("\r\n")
-        if not password or len(password.splitlines()) > 1:
+        if not password or "\n" in password:
             raise CommandFailed(
-                f"{args.key_password_file} must hold one line, the password, and nothing else; it "
-                f"has {len(password.splitlines())} lines"
+                f"{args.key_password_file} must hold one line, the password, and nothing else"
             )
     if password is not None and not args.key:
-        args.usage.error("--key-password belongs to --certificate and --key")
+        option = "--key-password" if args.key_password_file is None else "--key-password-file"
+        args.usage.error(f"{option} belongs to --certificate and --key")
     if not args.certificate and not args.ca:
         return None
     return ClientTls(ca=args.ca, certificate=args.certificate, key=args.key, key_password=password)
@@ -219,6 +221,12 @@ def _secret_in(path: str, what: str) -> str:
     if len(content) > _SECRET_BYTES:
         raise CommandFailed(f"{path} is above {_SECRET_BYTES} bytes: that is no {what}")
     return content.decode("utf-8", "surrogateescape")
+
+
+def require_standard_input() -> None:
+    """Raises CommandFailed if the process has no standard input."""
+    if sys.stdin is None:
+        raise CommandFailed("standard input is closed: give a file, or connect it")
 
 
 def reader(kind: str) -> Callable[[str], Any]:

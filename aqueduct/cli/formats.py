@@ -19,8 +19,8 @@ from typing import IO, Any, Final, Self, cast
 
 import pyarrow as pa
 
-from aqueduct.cli.common import CommandFailed
-from aqueduct.cli.standard_input import StandardInput
+from aqueduct.cli.common import CommandFailed, require_standard_input
+from aqueduct.cli.pipe_input import PipeInput
 from aqueduct.escaping import escape_lines, one_line
 
 __all__ = ["FORMATS", "STANDARD", "BatchFile", "OutputFile", "format_of"]
@@ -77,19 +77,24 @@ class BatchFile:
         self._most = rows
         self._read = 0
         self._size = 0
-        self._owned = name != STANDARD
+        self._standard = name == STANDARD
+        self._pipe: PipeInput | None = None
         self._file: Any
-        self._input: StandardInput | None = None
-        if self._owned:
-            self._file = Path(name).open("rb", buffering=0)  # noqa: SIM115  `close` closes it
+        if self._standard:
+            require_standard_input()
+            self._pipe = PipeInput(None, sys.stdin.fileno())
         else:
-            self._input = StandardInput()
-            self._file = io.BufferedReader(self._input)
-            pa.enable_signal_handlers(False)  # its own would not end a read of Python's
+            self._file = Path(name).open("rb", buffering=0)  # noqa: SIM115  `close` closes it
         try:
-            if self._owned:
+            if not self._standard:
                 status = os.fstat(self._file.fileno())
-                self._size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+                if stat.S_ISREG(status.st_mode):
+                    self._size = status.st_size
+                else:
+                    self._pipe = PipeInput(self._file)
+            if self._pipe is not None:
+                self._file = io.BufferedReader(self._pipe)
+                pa.enable_signal_handlers(False)  # its own would not end a read of Python's
             with self._named():
                 self.schema, self._batches = getattr(self, f"_open_{kind}")(wanted)
         except BaseException:
@@ -122,9 +127,9 @@ class BatchFile:
                 yield batch.slice(start, self._most)
 
     def close(self) -> None:
-        """Closes the file; standard input stays open, and nobody reads it any more."""
-        if self._input is not None:
-            self._input.interrupt()
+        """Closes the file. Standard input stays open, and nobody reads it any more."""
+        if self._pipe is not None:
+            self._pipe.interrupt()
         else:
             self._file.close()
 
@@ -143,10 +148,10 @@ class BatchFile:
             raise CommandFailed(f"{self.name} cannot be read: {one_line(error)}") from error
 
     def _open_arrow(self, wanted: pa.Schema | None) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        if not self._owned:
+        if self._pipe is not None:
             if self._file.peek(len(_MAGIC))[: len(_MAGIC)] == _MAGIC:
                 raise CommandFailed(
-                    "standard input has an Arrow file, which has its index at the end: give its "
+                    f"{self.name} has an Arrow file, which has its index at the end: give its "
                     "name to --in, or pipe an Arrow stream"
                 )
         elif self._size and self._file.read(len(_MAGIC)) == _MAGIC:

@@ -17,8 +17,8 @@ from aqueduct.service.service import serve_until_signal
 from aqueduct.service.signals import ProcessDeadline, say, tell_as
 from aqueduct.settings.in_force import ServiceSettings
 from aqueduct.settings.options import add_options, options_of
-from aqueduct.settings.places import read_settings
-from aqueduct.settings.table import SETTINGS, Serve
+from aqueduct.settings.places import forget_secrets, read_settings
+from aqueduct.settings.table import Serve
 from aqueduct.settings.text import toml_lines
 
 __all__ = ["add", "run"]
@@ -41,9 +41,7 @@ def add(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serves until SIGINT or SIGTERM; the exit status."""
     settings = read_settings(options_of(args), environment=os.environ, file=args.config)
-    for setting in SETTINGS.values():
-        if setting.secret:  # workers, and what handlers start, are not to inherit it
-            os.environ.pop(setting.variable, None)
+    forget_secrets(os.environ)
     if args.print_config:
         return _print_config(args.service, settings)
     serve = settings.serve()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from aqueduct.cli.common import CommandFailed, Commands, reader
+from aqueduct.cli.common import CommandFailed, Commands, reader, require_standard_input
 from aqueduct.service.signals import say
 
 __all__ = ["add", "run"]
@@ -90,10 +90,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         if args.protocol or args.hex or context:
             args.usage.error("--json takes everything from standard input")
+        require_standard_input()
         dissection.answer_lines(sys.stdin.buffer, sys.stdout)
         return 0
     if not args.protocol or not args.hex:
         args.usage.error("either PROTOCOL and HEX, or --json")
+    if args.hex == "-":
+        require_standard_input()
     text = sys.stdin.read() if args.hex == "-" else args.hex
     try:
         for line in dissection.dissect(args.protocol, text, context):

@@ -78,8 +78,8 @@ def packet_size(family: int, where: SocketAddress, *, quic: bool) -> Finding:
 def clock_here(check: str) -> Finding:
     """Whether this machine's clock is kept by NTP, where the service's is not known."""
     unknown = (
-        "the service does not tell its time: it does with Service(..., benchmark=True) or "
-        "aqueduct serve --benchmark, and to callers that may call aqueduct.benchmark"
+        "the service does not tell its time. It does with aqueduct serve --benchmark, or "
+        "Service(..., benchmark=True), to callers that may call aqueduct.benchmark"
     )
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))

@@ -716,6 +716,7 @@ class Service:
 
     def _offer_benchmark(self, offered: bool) -> None:
         self._handlers.pop(BENCHMARK, None)
+        self._described = None
         if offered:
             self._handlers[BENCHMARK] = benchmark_handler(self.config.calls.fragment_bytes)
 

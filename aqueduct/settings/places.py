@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from aqueduct.escaping import escape, near_miss, shown
 from aqueduct.settings.in_force import Given, ServiceSettings, outranked
 from aqueduct.settings.table import PREFIX, SECTIONS, SETTINGS, Setting
 
-__all__ = ["FILE_VARIABLE", "read_settings"]
+__all__ = ["FILE_VARIABLE", "forget_secrets", "read_settings"]
 
 FILE_VARIABLE: Final = f"{PREFIX}CONFIG"
 """The variable that names the file."""
@@ -69,6 +69,13 @@ def read_settings(
         except ConfigError as error:
             raise ConfigError(f"{chosen['serve.listen'].where}: {error}") from None
     return settings
+
+
+def forget_secrets(environment: MutableMapping[str, str]) -> None:
+    """Removes passwords: workers, and what handlers start, are not to inherit them."""
+    for setting in SETTINGS.values():
+        if setting.secret:
+            environment.pop(setting.variable, None)
 
 
 def _from_file(path: str) -> dict[str, Given]:

@@ -100,8 +100,8 @@ class Serve:
     benchmark: bool | None = field(
         default=None,
         metadata=_option(
-            "with the handler aqueduct.benchmark, for aqueduct bench and doctor; false: without it "
-            "(by default: as the service was made)"
+            "with the handler aqueduct.benchmark, for aqueduct bench and doctor (by default: as "
+            "the service was made)"
         ),
     )
     workers: Count | None = field(

@@ -112,6 +112,7 @@ async def test_a_request_and_its_head() -> None:
         (request(target="//hello"), 404),
         (request(target="/../hello"), 404),
         (request(target="http://127.0.0.1/nothing"), 404),
+        (request(target="http://127.0.0.1?/hello"), 404),
         (request(target="http://evil.example/hello"), 421),
         (request(target="https://127.0.0.1/hello"), 404),
         (b"GET /hello HTTP/1.1\r\n\r\n", 400),

@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -323,21 +323,19 @@ def test_a_complaint_stays_while_files_are_being_written(files, caplog):
     caplog.set_level(logging.INFO, LOGGER)
     shown = Renewed(files.tls, lambda tls: certificates_of(tls.certificate, "certificate"))
     watcher = renewal._Watcher()
-    watcher._watched[shown] = 1.0
+    watcher._watched[shown] = 0.01
     whole = files.certificate.read_bytes()
 
-    def said_by_looks(content: bytes) -> list[list[str]]:
+    def said_after(content: bytes, look: Callable[[], Any]) -> list[str]:
         put(files.certificate, content)
-        said = []
-        for _ in range(2):
-            caplog.clear()
-            watcher._look()
-            said.append([each.levelname for each in caplog.records])
-        return said
+        caplog.clear()
+        look()
+        return [each.levelname for each in caplog.records]
 
-    assert said_by_looks(b"nothing") == [[], ["ERROR"]]
-    assert said_by_looks(b"nothing else") == [[], []]
-    assert said_by_looks(whole) == [[], ["INFO"]]
+    assert said_after(b"nothing", watcher._look) == ["ERROR"]
+    assert said_after(b"nothing else", lambda: watcher._look_at(shown, set())) == []
+    assert said_after(b"nothing at all", watcher._look) == []
+    assert said_after(whole, watcher._look) == ["INFO"]
 
 
 def test_files_are_found_after_the_process_has_gone_elsewhere(files, monkeypatch, tmp_path):

@@ -462,33 +462,42 @@ def wait_until_read(pipe: Any) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("kind", ["arrow", "csv"])
+@contextlib.contextmanager
+def fed(*arguments: str, fifo: bool) -> Iterator[tuple[subprocess.Popen[bytes], Any]]:
+    """A call whose input is the pipe that is given as well: standard input, or a FIFO."""
+    if not fifo:
+        process = start(*arguments, "--in", "-", stdin=subprocess.PIPE, bufsize=0)
+        assert process.stdin is not None and process.stderr is not None
+        with process.stdin, process.stderr:
+            yield process, process.stdin
+        return
+    os.mkfifo("input")
+    process = start(*arguments, "--in", "input", stdin=subprocess.DEVNULL)
+    assert process.stderr is not None
+    with open("input", "wb", buffering=0) as pipe, process.stderr:
+        yield process, pipe
+
+
+@pytest.mark.parametrize(("kind", "fifo"), [("arrow", False), ("csv", False), ("csv", True)])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_call_whose_input_is_silent(address, folder, number, kind):
+def test_a_signal_ends_a_call_whose_input_is_silent(address, folder, number, kind, fifo):
     part = stream_of(pairs(1))[:100] if kind == "arrow" else b"id,text\n"
-    process = start(address, "echo", "--in", "-", "--format", kind, stdin=subprocess.PIPE)
-    assert process.stdin is not None and process.stderr is not None
-    with contextlib.closing(process.stdin), contextlib.closing(process.stderr):
-        process.stdin.write(part)
-        process.stdin.flush()
-        wait_until_read(process.stdin)
+    with fed(address, "echo", "--format", kind, fifo=fifo) as (process, pipe):
+        pipe.write(part)
+        wait_until_read(pipe)
         process.send_signal(number)
         assert process.wait(PATIENCE) == 128 + number
         told = process.stderr.read().decode()
     assert told.startswith("aqueduct call: cancelled; ") and told.count("\n") == 1
 
 
-@pytest.mark.parametrize("kind", ["arrow", "csv"])
-def test_a_call_that_fails_waits_for_no_more_input(address, folder, kind):
+@pytest.mark.parametrize(("kind", "fifo"), [("arrow", False), ("csv", False), ("csv", True)])
+def test_a_call_that_fails_waits_for_no_more_input(address, folder, kind, fifo):
     rows = b"id\n" + b"1\n" * (6 << 20)  # more than is parsed ahead
     part = stream_of(pa.Table.from_batches([numbers(1)]))[:-8] if kind == "arrow" else rows
-    process = start(
-        address, "fails", "--in", "-", "--format", kind, stdin=subprocess.PIPE, bufsize=0
-    )
-    assert process.stdin is not None and process.stderr is not None
-    with contextlib.closing(process.stdin), contextlib.closing(process.stderr):
+    with fed(address, "fails", "--format", kind, fifo=fifo) as (process, pipe):
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(part)
+            pipe.write(part)
         assert process.wait(PATIENCE) == CALL_FAILED
         assert b"no" in process.stderr.read()
 
@@ -496,7 +505,7 @@ def test_a_call_that_fails_waits_for_no_more_input(address, folder, kind):
 def test_standard_input_that_is_closed_is_told(address, folder):
     process = start(address, "echo", "--in", "-", preexec_fn=lambda: os.close(0))
     assert process.communicate(timeout=PATIENCE)[1].decode() == (
-        "aqueduct call: standard input is closed: give a file to --in\n"
+        "aqueduct call: standard input is closed: give a file, or connect it\n"
     )
     assert process.returncode == FAILED
 

@@ -251,3 +251,10 @@ def test_completion_names_the_extra_that_is_missing(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert status_of("completion", "bash") == FAILED
     assert "aqueduct-arrow[cli]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [("--json",), ("aqueduct", "-")])
+def test_wire_tells_that_standard_input_is_closed(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert status_of("wire", *arguments) == FAILED
+    assert "standard input is closed" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``StandardInput``: standard input, whose reads end when a signal comes or it is closed."""
+"""``PipeInput``: a pipe, a terminal or a socket, whose reads end when a signal comes."""
 
 from __future__ import annotations
 
@@ -8,33 +8,28 @@ import io
 import os
 import select
 import signal
-import sys
 import threading
 import weakref
 from typing import Any
 
-from aqueduct.cli.common import CommandFailed
-
-__all__ = ["StandardInput"]
+__all__ = ["PipeInput"]
 
 
-class StandardInput(io.RawIOBase):
-    """Reads standard input for pyarrow, which waits for it outside of Python.
+class PipeInput(io.RawIOBase):
+    """Reads what may be silent for pyarrow, which waits for it outside of Python.
 
     A signal is handled once Python runs again. So a read fails when one comes: the handler of the
     signal runs next, and raises. ``interrupt`` has reads fail, too. Without it a process could not
     end while a thread of pyarrow waits for input.
     """
 
-    def __init__(self) -> None:
-        """Raises CommandFailed if the process has no standard input."""
-        if sys.stdin is None:
-            raise CommandFailed("standard input is closed: give a file to --in")
-        self._fd = sys.stdin.fileno()
+    def __init__(self, file: io.FileIO | None, descriptor: int = 0) -> None:
+        """``file``: is closed once nobody reads any more. None: ``descriptor`` stays open."""
+        self._fd = descriptor if file is None else file.fileno()
         self._ended, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         # Not before the last thread has left `readinto`: it holds a reference.
-        weakref.finalize(self, _close, self._ended, self._wake)
+        weakref.finalize(self, _close, file, self._ended, self._wake)
         self._before: int | None = None
         if threading.current_thread() is threading.main_thread():
             self._before = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
@@ -65,6 +60,8 @@ class StandardInput(io.RawIOBase):
             os.write(self._wake, b"\0")
 
 
-def _close(*descriptors: int) -> None:
+def _close(file: io.FileIO | None, *descriptors: int) -> None:
+    if file is not None:
+        file.close()
     for fd in descriptors:
         os.close(fd)
