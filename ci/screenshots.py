@@ -1,12 +1,15 @@
-"""Makes the pictures of the live page in docs/images, with a Spark job running.
+"""Makes the pictures in docs/images: of the live page while a Spark job runs, and of the docs site.
 
 ``ci/env python ci/screenshots.py``: a service in a process of its own, a job of Spark in another,
-and a Chromium without a window that looks at the admin port. It takes about a minute.
+and a Chromium without a window that looks at the admin port. It takes about a minute. Those of the
+docs site come last, from ``build/site``; ``make docs`` builds it. ``ci/screenshots.py docs`` makes
+these alone, and ``ci/screenshots.py docs FOLDER`` those of a site that was built elsewhere.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -19,6 +22,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 IMAGES: Final = ROOT / "docs" / "images"
+SITE: Final = ROOT / "build" / "site"
 LOOKS: Final = 45
 """Seconds for which the page looks at the job before it is drawn."""
 LARGEST: Final = 200_000
@@ -28,6 +32,12 @@ PICTURES: Final = {
     "live-page-dark.png": {"width": 1280, "height": 1400, "dark": True},
     "live-page-phone.png": {"width": 390, "height": 1100},
 }
+
+PICTURES_OF_DOCS: Final = {
+    "docs-site.png": "index.html",
+    "docs-reference.png": "reference/client.html",
+}
+"""Pages of the docs site, by their pictures."""
 
 
 def serve() -> None:
@@ -108,12 +118,57 @@ def places(process: subprocess.Popen[str]) -> tuple[str, str]:
     raise SystemExit(f"the service ended with {process.wait()}")
 
 
-def main() -> None:
-    """Makes all pictures."""
+def keep(name: str, picture: bytes) -> None:
+    """Writes a picture that is small enough."""
+    if len(picture) > LARGEST:
+        raise SystemExit(f"{name} has {len(picture)} bytes, above {LARGEST}")
+    IMAGES.mkdir(exist_ok=True)
+    (IMAGES / name).write_bytes(picture)
+    print(f"{name}: {len(picture):,} bytes")
+
+
+def with_few_colours(picture: bytes) -> bytes:
+    """A picture of text with at most 256 colours, which takes half the bytes."""
+    from PIL import Image  # comes with matplotlib
+
+    made = io.BytesIO()
+    with Image.open(io.BytesIO(picture)) as image:
+        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
+            made, "PNG", optimize=True
+        )
+    return made.getvalue()
+
+
+def docs_pages(site: Path) -> dict[str, str]:
+    """The address of each page of the docs site in a folder, by the name of its picture."""
+    for page in PICTURES_OF_DOCS.values():
+        if not (site / page).is_file():
+            raise SystemExit(f"{site} has no {page}: type make docs, or name another folder")
+    return {name: (site / page).resolve().as_uri() for name, page in PICTURES_OF_DOCS.items()}
+
+
+def docs(site: Path) -> None:
+    """Makes the pictures of the docs site in a folder."""
+    from tests.support import chromium, installed_programs
+
+    program = installed_programs.installed("chromium")
+    for name, url in docs_pages(site).items():
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            chromium.opened("about:blank", Path(folder), program=program) as page,
+        ):
+            page.command("Emulation.setScrollbarsHidden", hidden=True)
+            page.appear(width=1300, height=900, scale=0.75)
+            page.command("Page.navigate", url=url)
+            page.until(f"location.href === {url!r} && document.readyState === 'complete'")
+            keep(name, with_few_colours(page.screenshot()))
+
+
+def live() -> None:
+    """Makes the pictures of the live page."""
     from tests.support import chromium, installed_programs
 
     chromium.WAIT = 300.0
-    IMAGES.mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
         service = stack.enter_context(program("serve", output=subprocess.PIPE))
         address, place = places(service)
@@ -135,11 +190,7 @@ def main() -> None:
             page.appear(**given)  # type: ignore[arg-type]
             looks = page.evaluate("Number(document.documentElement.dataset.looks)")
             page.until(f"Number(document.documentElement.dataset.looks) > {looks}")
-            picture = page.screenshot()
-            if len(picture) > LARGEST:
-                raise SystemExit(f"{name} has {len(picture)} bytes, above {LARGEST}")
-            (IMAGES / name).write_bytes(picture)
-            print(f"{name}: {len(picture):,} bytes")
+            keep(name, page.screenshot())
 
 
 if __name__ == "__main__":
@@ -147,5 +198,9 @@ if __name__ == "__main__":
         serve()
     elif sys.argv[1:2] == ["job"]:
         job(sys.argv[2])
+    elif sys.argv[1:2] == ["docs"]:
+        docs(Path(sys.argv[2]) if sys.argv[2:] else SITE)
     else:
-        main()
+        docs_pages(SITE)  # without the site it ends before the job begins
+        live()
+        docs(SITE)

@@ -8,6 +8,7 @@
 #   ci/system.sh postgres  the folder with the programs of a PostgreSQL >= 13
 #   ci/system.sh chromium  a Chromium that runs without a window: CHROMIUM, or one on PATH
 #   ci/system.sh tshark    a tshark >= 4, which is Wireshark without a window: TSHARK, or one on PATH
+#   ci/system.sh zsh       the shell zsh on PATH; fish likewise
 #
 # What is missing is installed where that is possible (root on Debian), unless
 # AQUEDUCT_NO_INSTALL is set; else the error names the command to type.
@@ -166,8 +167,14 @@ tshark)
         find_tshark || { say "still no tshark >= 4; set TSHARK"; exit 1; }
     fi
     ;;
+zsh | fish)
+    if ! command -v "$1"; then
+        install "no $1 on PATH" "$1"
+        command -v "$1" || { say "still no $1 on PATH"; exit 1; }
+    fi
+    ;;
 *)
-    say "say 'python', 'java', 'clang', 'postgres', 'chromium' or 'tshark'"
+    say "say 'python', 'java', 'clang', 'postgres', 'chromium', 'tshark', 'zsh' or 'fish'"
     exit 2
     ;;
 esac

@@ -10,7 +10,7 @@ import pytest
 
 import aqueduct
 import spark_udfs
-from ci import docs_reference, docs_site
+from ci import docs_reference, docs_site, screenshots
 from tests.test_guides import PROGRAM_TEXT
 
 ROOT = Path(__file__).parent.parent
@@ -68,6 +68,18 @@ def test_what_is_loaded_from_elsewhere_is_found() -> None:
         "https://e.example",
         "//f.example/g",
     ]
+
+
+def test_every_picture_can_be_taken_again(tmp_path: Path) -> None:
+    made = {*screenshots.PICTURES, *screenshots.PICTURES_OF_DOCS}
+    assert {path.name for path in screenshots.IMAGES.iterdir()} == made
+    with pytest.raises(SystemExit, match=r"has no index\.html: type make docs"):
+        screenshots.docs_pages(tmp_path)
+    (tmp_path / "reference").mkdir()
+    for page in screenshots.PICTURES_OF_DOCS.values():
+        (tmp_path / page).touch()
+    addresses = screenshots.docs_pages(tmp_path)
+    assert addresses["docs-site.png"] == (tmp_path / "index.html").as_uri()
 
 
 def test_a_diagram_of_states_becomes_a_table() -> None:

@@ -621,6 +621,16 @@ def test_a_tshark_that_is_too_old_gives_way(tmp_path: Path, bare_path: Path) -> 
     assert (answer.returncode, answer.stdout.strip()) == (0, str(named))
 
 
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_a_shell_is_found_on_the_path(bare_path: Path, shell: str) -> None:
+    answer = ask(shell, bare_path)
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert re.search(rf"no {shell} on PATH\. (Type: .*|Install it .*){shell}", answer.stderr)
+    (bare_path / shell).symlink_to("/bin/sh")
+    answer = ask(shell, bare_path)
+    assert (answer.returncode, answer.stdout.strip()) == (0, str(bare_path / shell))
+
+
 def test_a_compiler_that_cannot_count_edges_gives_way(tmp_path: Path, bare_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()

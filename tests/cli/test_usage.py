@@ -25,6 +25,7 @@ from aqueduct.errors import AqueductError, ConfigError, Refused
 from aqueduct.service.loader import load_service
 from aqueduct.settings.places import read_settings
 from tests.support.calls import served
+from tests.support.installed_programs import installed
 from tests.support.programs import program
 
 TOKEN = "aq_token-of-a-test"
@@ -290,10 +291,38 @@ def test_bash_completes(folder, words, word, wanted):
     assert wanted <= found if not word else wanted == found
 
 
-def test_other_shells_have_a_script(capsys):
-    for shell, sign in (("zsh", "#compdef aqueduct"), ("fish", "complete -c aqueduct")):
-        assert status_of("completion", shell) == 0
-        assert sign in capsys.readouterr().out
+def syntax_errors(shell: str, script: Path) -> str:
+    """What a shell says of a script that it reads and does not run; nothing: it is well-formed."""
+    command = [
+        installed(shell),
+        *(["-f"] if shell == "zsh" else ["--no-config"]),
+        "-n",
+        str(script),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert bool(done.returncode) is bool(done.stderr)
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shell", "sign"), [("zsh", "#compdef aqueduct"), ("fish", "complete -c aqueduct")]
+)
+def test_other_shells_have_a_script(capsys, shell, sign):
+    assert status_of("completion", shell) == 0
+    assert sign in capsys.readouterr().out
+
+
+@pytest.mark.checkout
+@pytest.mark.long  # both shells would have to be installed for each change
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_can_read_their_script(capsys, tmp_path, shell):
+    assert status_of("completion", shell) == 0
+    text = capsys.readouterr().out
+    script = tmp_path / "script"
+    script.write_text(text)
+    assert syntax_errors(shell, script) == ""
+    script.write_text(f"{text}\nfor (\n")
+    assert syntax_errors(shell, script), "it would have told"
 
 
 def test_completion_names_the_extra_that_is_missing(capsys, monkeypatch):

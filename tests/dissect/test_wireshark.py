@@ -21,6 +21,7 @@ from tests.dissect.captures import Recording, Segment, cut_up, recorded, write_c
 from tests.dissect.wireshark import Seen, expected, frames_of, look
 from tests.reference.codec import varint
 from tests.support.installed_programs import installed
+from tests.support.selection import mostly_long
 
 pytestmark = pytest.mark.checkout
 
@@ -186,9 +187,18 @@ def chunks_of(data: bytes) -> tuple[list[dict[str, Any]], WireError | None]:
     return found, None
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("passes", [(), ("-2",)], ids=["once", "twice"])
-@pytest.mark.parametrize("dialect", ["", "?dialect=control-streams"])
+@pytest.mark.parametrize(
+    ("dialect", "passes"),
+    mostly_long(
+        [
+            (dialect, passes)
+            for dialect in ("", "?dialect=control-streams")
+            for passes in ((), ("-2",))
+        ],
+        ("", ()),
+    ),
+    ids=["aq-once", "aq-twice", "control-streams-once", "control-streams-twice"],
+)
 async def test_a_call_over_tcp_is_read_whatever_segments_it_comes_in(
     tshark: str, tmp_path: Path, dialect: str, passes: tuple[str, ...]
 ) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import re
+import subprocess
 import sys
 import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import ClassVar, TextIO
 
 import pyarrow as pa
@@ -101,6 +104,160 @@ def test_a_notebook_shows_text_and_no_markup():
     page = bars._html(FilesProgress("<script>alert(1)</script>\x1b", 8, ended=2))
     assert "<script" not in page and "\x1b" not in page
     assert '<progress max="8" value="2"></progress>' in page
+
+
+# IPython with all that it needs has 55 MB, and is no package of the tests. These say what its
+# kernel publishes for each of the calls, by the names of Jupyter's protocol.
+NOTEBOOK = {
+    "__init__.py": """
+class Shell:
+    kernel = object()  # of a shell at a terminal it is None
+
+
+shell = None
+
+
+def get_ipython():
+    return shell
+""",
+    "display.py": """
+import itertools
+import json
+
+numbers = itertools.count(1)
+
+
+def publish(kind, data, identifier):
+    transient = {"display_id": identifier}
+    print(json.dumps({"msg_type": kind, "data": data, "transient": transient}))
+
+
+class DisplayHandle:
+    def __init__(self, display_id):
+        self.display_id = display_id
+
+    def update(self, data, *, raw):
+        assert raw is True, "an object that is formatted, not data by their types"
+        publish("update_display_data", data, self.display_id)
+
+
+def display(data, *, raw, display_id):
+    assert raw is True and display_id is True
+    handle = DisplayHandle(f"display-{next(numbers)}")
+    publish("display_data", data, handle.display_id)
+    return handle
+""",
+}
+CELL = r"""
+import IPython
+
+from spark_udfs.files.bars import FilesProgress, NotebookBar, bar_for
+
+assert bar_for(None) is None, "no shell runs"
+IPython.shell = IPython.Shell()
+IPython.shell.kernel = None
+assert bar_for(None) is None, "this shell is at a terminal, and standard error at none"
+IPython.shell = IPython.Shell()
+assert bar_for(None) is bar_for(True) is NotebookBar
+assert bar_for(False) is None
+title = "exchange_files '<b>&\x1b[2J'"
+bar = bar_for(None)()
+for ended in (0, 1, 3):
+    bar.show(FilesProgress(title, 3, running=min(3 - ended, 1), ended=ended, seconds=ended))
+bar.close()
+"""
+
+
+def test_a_notebook_has_one_output_that_is_replaced(tmp_path):
+    (tmp_path / "IPython").mkdir()
+    for name, text in NOTEBOOK.items():
+        (tmp_path / "IPython" / name).write_text(text)
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-c", CELL],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    published = [json.loads(line) for line in done.stdout.splitlines()]
+    kinds = [message["msg_type"] for message in published]
+    assert kinds == ["display_data", "update_display_data", "update_display_data"]
+    (display,) = {message["transient"]["display_id"] for message in published}
+    assert display
+    first, last = published[0]["data"], published[-1]["data"]
+    assert first.keys() == last.keys() == {"text/html", "text/plain"}
+    assert '<progress max="3" value="0"></progress> 0 of 3 tasks, 1 running' in first["text/html"]
+    assert '<progress max="3" value="3"></progress> 3 of 3 tasks, 0 running' in last["text/html"]
+    assert "<b>exchange_files &#x27;&lt;b&gt;&amp;\\x1b[2J&#x27;</b>" in last["text/html"]
+    assert last["text/plain"].startswith("exchange_files '<b>&\\x1b[2J': 3 of 3 tasks, 0 running")
+
+
+class Screen:
+    """What a terminal shows of what is written to it, where a line is wide enough."""
+
+    def __init__(self, written: str) -> None:
+        self.rows = [""]
+        self.row = self.column = 0
+        self.cursor_is_shown = True
+        for control, text in re.findall(r"(\x1b\[[0-9;?]*[A-Za-z]|[\r\n])|([^\x1b\r\n]+)", written):
+            self._control(control) if control else self._write(text)
+
+    def _write(self, text: str) -> None:
+        row = self.rows[self.row].ljust(self.column)
+        end = self.column + len(text)
+        self.rows[self.row] = row[: self.column] + text + row[end:]
+        self.column = end
+
+    def _control(self, control: str) -> None:
+        if control == "\r":
+            self.column = 0
+        elif control == "\n":
+            self.row += 1
+            self.rows += [""] * (self.row == len(self.rows))
+        elif control == "\x1b[K":
+            self.rows[self.row] = self.rows[self.row][: self.column]
+        elif control == "\x1b[2K":
+            self.rows[self.row] = ""
+        elif control == "\x1b[1A":
+            self.row -= 1
+        elif control in ("\x1b[?25l", "\x1b[?25h"):
+            self.cursor_is_shown = control.endswith("h")
+        else:
+            assert control.endswith("m"), f"this terminal does not know {control!r}"
+
+
+def shows(seen: list[str], text: str) -> bool:
+    return any(text in row for row in Screen("".join(seen)).rows)
+
+
+@pytest.mark.parametrize(("kind", "rows"), [(TerminalBar, 1), (RichBar, 2)])
+def test_a_terminal_is_left_clean(kind, rows, monkeypatch):
+    """A job is looked at three times: its bar takes the same rows, and the cursor ends below it."""
+    monkeypatch.setenv("TERM", "xterm")
+    if kind is TerminalBar:
+        monkeypatch.setattr(bars, "find_spec", lambda name: None)
+    queries, tally = Queries(), Tally()
+    with terminal(400) as (where, seen):
+        monkeypatch.setattr(sys, "stderr", where)
+        make = bar_for(None)
+        assert make is kind
+        watch = Watch("f", "exchange_files 'score'", tally, make, queries)
+        for ended in (0, 1, 3):
+            queries.found = [(1, [7], ended == 3)]
+            queries.stages = {7: Stage(3, min(3 - ended, 1), ended)}
+            watch.look()
+            tally.add(TaskMetrics(rows_sent=5))
+            said = f"{ended} of 3 tasks, {min(3 - ended, 1)} running"
+            waited(partial(shows, seen, said))
+        assert os.isatty(sys.stderr.fileno())
+    screen = Screen("".join(seen))
+    assert screen.rows[0].startswith("exchange_files 'score' ")
+    assert "3 of 3 tasks, 0 running, 2 files or parts, 10 rows" in screen.rows[rows - 1]
+    assert screen.rows[rows:] == [""], "one state is left"
+    assert (screen.row, screen.column, screen.cursor_is_shown) == (rows, 0, True)
 
 
 def test_nothing_is_shown_where_nobody_can_see_it(monkeypatch):
