@@ -282,7 +282,7 @@ def test_nothing_is_lost_of_what_cannot_be_shown(logged):
             err_msg=None,
             object=Half(),
         )
-        sys.unraisablehook(told)  # type: ignore[arg-type]
+        sys.unraisablehook(told)
     logging.getLogger("others").error("%s", Half())
     first, second = map(json.loads, where.getvalue().splitlines())
     assert first["message"].endswith("an object of the type Half")

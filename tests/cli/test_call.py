@@ -462,6 +462,11 @@ def wait_until_read(pipe: Any) -> None:
         time.sleep(0.01)
 
 
+def said(process: subprocess.Popen[bytes]) -> str:
+    assert process.stderr is not None
+    return process.stderr.read().decode()
+
+
 @contextlib.contextmanager
 def fed(*arguments: str, fifo: bool) -> Iterator[tuple[subprocess.Popen[bytes], Any]]:
     """A call whose input is the pipe that is given as well: standard input, or a FIFO."""
@@ -487,7 +492,7 @@ def test_a_signal_ends_a_call_whose_input_is_silent(address, folder, number, kin
         wait_until_read(pipe)
         process.send_signal(number)
         assert process.wait(PATIENCE) == 128 + number
-        told = process.stderr.read().decode()
+        told = said(process)
     assert told.startswith("aqueduct call: cancelled; ") and told.count("\n") == 1
 
 
@@ -499,7 +504,7 @@ def test_a_call_that_fails_waits_for_no_more_input(address, folder, kind, fifo):
         with contextlib.suppress(BrokenPipeError):
             pipe.write(part)
         assert process.wait(PATIENCE) == CALL_FAILED
-        assert b"no" in process.stderr.read()
+        assert "no" in said(process)
 
 
 def test_standard_input_that_is_closed_is_told(address, folder):
