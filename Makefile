@@ -29,7 +29,7 @@ test: lint .venv/spark.jsa ## lint, and every test that is not long; about 12 mi
 	$(PYTEST) -m "not long" tests
 
 test-long: setup ## long tests, more examples, versions of what is installed, `make pythons`
-	for program in chromium tshark zsh fish; do ci/system.sh $$program || exit 1; done
+	for program in chromium tshark zsh fish; do ci/system.sh $$program || true; done
 	ci/env pytest -n 3 -m long tests
 	ci/pandas.sh
 	AQUEDUCT_EXAMPLES=400 $(PYTEST) -m "hypothesis and not long" tests/arrow

@@ -137,6 +137,9 @@ class _LogHandler(logging.StreamHandler[TextIO]):
         """Called by ``emit`` where an exception is handled."""
         if record.name == __name__:
             return  # nobody reads the log
+        if not log.isEnabledFor(logging.ERROR):
+            super().handleError(record)
+            return
         place = f"{record.name}, {record.pathname}:{record.lineno}"
         error = sys.exc_info()[1]
         log.error("a record of the log cannot be written (%s)", place, exc_info=error)

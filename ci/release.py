@@ -1,8 +1,7 @@
 """Checks that a release is what its tag says: ``python ci/release.py v0.1.0 REPOSITORY_URL``.
 
-Code has its version from pyproject.toml alone, and README's links have their address from there. A
-package with another of them would be published once and for all, and so would a README that says
-that there is no package.
+Code has its version from pyproject.toml alone, and README's links have their address from there.
+What is published stays as it is, and so does a README that says that there is no package.
 """
 
 from __future__ import annotations
@@ -17,9 +16,12 @@ from urllib.parse import urlsplit
 __all__ = ["problems"]
 
 ROOT: Final = Path(__file__).parents[1]
-PUBLISHED: Final = ("README.md", "docs/install.md")
-"""Pages that say how to install; the first is the package's own page on PyPI."""
-UNPUBLISHED: Final = "not on PyPI yet"
+UNPUBLISHED: Final = {
+    "README.md": ("not on PyPI yet",),
+    "docs/install.md": ("not on PyPI yet", "Once the version is on PyPI"),
+    "SECURITY.md": ("has no public repository yet",),
+}
+"""What pages say until there is a release. README is the package's own page on PyPI."""
 
 
 def problems(tag: str, repository: str, root: Path = ROOT) -> list[str]:
@@ -38,10 +40,13 @@ def problems(tag: str, repository: str, root: Path = ROOT) -> list[str]:
     changes = (root / "CHANGES.md").read_text(encoding="utf-8")
     if not re.search(rf"^## {re.escape(version)}(?! \(unreleased\))", changes, re.MULTILINE):
         found.append(f"CHANGES.md has no heading '## {version}' without '(unreleased)'")
-    for page in PUBLISHED:
-        words = " ".join((root / page).read_text(encoding="utf-8").split())
-        if UNPUBLISHED in words:
-            found.append(f"{page} says {UNPUBLISHED!r}, and PyPI would show that with the release")
+    for page, said in UNPUBLISHED.items():
+        told = " ".join((root / page).read_text(encoding="utf-8").split())
+        found += [
+            f"{page} says {words!r}, which is wrong with the release"
+            for words in said
+            if words in told
+        ]
     return found
 
 

@@ -30,10 +30,10 @@ install() { # what is missing, then the packages
         say "$missing. Type: sudo sh -c '$command'"
         exit 1
     elif [ "$(uname)" = Darwin ]; then
-        say "$missing. Type: brew install python openjdk@17, and set PYTHON or JAVA_HOME"
+        say "$missing. Install it (brew install python openjdk@17 zsh fish wireshark), and see the head of ci/system.sh"
         exit 1
     else
-        say "$missing. Install it (Debian: $command), and set PYTHON or JAVA_HOME"
+        say "$missing. Install it (Debian: $command), and see the head of ci/system.sh"
         exit 1
     fi
 }

@@ -241,6 +241,7 @@ import logging.config, sys, threading
 from aqueduct.logs import LogSettings, configure
 configure(LogSettings("json", "info"))
 logging.config.dictConfig({"version": 1})  # which disables all loggers that there are
+logging.getLogger("others").error("%d rows", "many")
 def fail():
     raise ValueError("in a thread")
 thread = threading.Thread(target=fail)
@@ -258,7 +259,7 @@ def test_python_tells_errors_where_a_service_has_switched_our_log_off():
     done = subprocess.run(
         [sys.executable, "-c", DISABLED], capture_output=True, text=True, timeout=60
     )
-    for text in ("in a thread", "at its end", "of the main thread"):
+    for text in ("in a thread", "at its end", "of the main thread", "%d rows"):
         assert text in done.stderr
     assert done.returncode == 1
 

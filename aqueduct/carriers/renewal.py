@@ -1,8 +1,8 @@
 """``Renewed``: what a server shows, made again when the files of its certificate change.
 
 A timer of the event loop has a thread look at the files of all servers of this loop, one after the
-other. Nothing runs between two looks. A connection keeps the certificate of its handshake; the next
-one gets the new certificate.
+other. Files that have changed are looked at a second time. A connection keeps the certificate of
+its handshake; the next one gets the new certificate.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import socket
 import stat
@@ -247,10 +248,13 @@ class _Examination:
             try:
                 told = await client.describe()
             except CallError as error:
+                if isinstance(error, Refused) and error.draining:
+                    found = failed(check, one_line(error), library_here=ours)
+                    return [found, clock_here("clock")]
                 if self.token is not None or not isinstance(error, Refused):
                     told_no = f"it does not answer this token: {one_line(error)}"
                     remedy = "show a token that the service knows: --token-file FILE"
-                    if not isinstance(error, Refused) or error.draining:
+                    if not isinstance(error, Refused):
                         remedy = ""
                     found = failed(check, told_no, remedy, library_here=ours)
                     return [found, clock_here("clock")]
@@ -298,6 +302,14 @@ async def _clock(client: Client) -> Finding:
     return ok(check, text, **facts)
 
 
+def _is_here(host: str) -> bool:
+    """Whether a host of an address is this machine; it is empty for a socket file."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host in ("", "localhost")
+
+
 async def _round_trips(ping: Callable[[], Awaitable[float]], host: str) -> Finding:
     """``host``: of the service; empty: it is on this machine."""
     check = "round trip"
@@ -310,7 +322,7 @@ async def _round_trips(ping: Callable[[], Awaitable[float]], host: str) -> Findi
     facts = {"median": middle, "least": trips[0], "most": trips[-1]}
     if spread > max(_UNSTEADY, 5 * middle):
         remedy = "look for what else takes this machine's processors: top"
-        if host:
+        if not _is_here(host):
             remedy = f"look for a full queue or a bad link on the way: mtr {escape(host)}"
         return warning(check, f"{text}: it varies much", remedy, **facts)
     return ok(check, text, **facts)

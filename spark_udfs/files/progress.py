@@ -58,6 +58,7 @@ class Watch:
 
     def look(self) -> None:
         """Shows how the queries stand. Raises what Spark raises."""
+        self._queries.require_context()
         if not self._shown and not self._queries.at_work():
             return
         for number, stages, over in self._queries.with_function(self.name):
@@ -88,7 +89,10 @@ class Watch:
     def _end(self, number: int) -> None:
         bar, _, _ = self._shown.pop(number)
         self._over.add(number)
-        bar.close()
+        try:
+            bar.close()
+        except Exception as error:  # noqa: BLE001  of a terminal that is gone
+            log.debug("a bar could not be closed: %s: %s", type(error).__name__, error)
 
 
 class _Queries:
@@ -100,6 +104,10 @@ class _Queries:
         self.context = session.sparkContext
         self._has: dict[int, bool] = {}
         """Of the newest queries: whether they have the function. A plan may be long."""
+
+    def require_context(self) -> None:
+        """Raises AttributeError once the context has stopped: what it had then looks idle."""
+        _ = self.context.startTime
 
     def at_work(self) -> bool:
         """Whether Spark runs any job."""
@@ -180,7 +188,8 @@ class _Watcher:
                 if watch.failures >= _FAILURES:  # the context has stopped, or Spark differs
                     log.debug("progress is not shown: %s: %s", type(error).__name__, error)
                     with self._lock:
-                        self._dropped.append(self._watches.pop(watch.name))
+                        if self._watches.get(watch.name) is watch:  # else `add` has dropped it
+                            self._dropped.append(self._watches.pop(watch.name))
         while self._dropped:
             self._dropped.pop().close()
 

@@ -294,15 +294,28 @@ async def test_a_clock_that_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) ->
     assert 119 < found["clock"].facts["skew"] < 121
 
 
-async def test_round_trips_that_vary_come_with_the_command_for_this_host() -> None:
+@pytest.mark.parametrize(
+    ("host", "command"),
+    [
+        ("models.example", "mtr models.example"),
+        ("10.1.2.3", "mtr 10.1.2.3"),
+        ("", "top"),
+        ("localhost", "top"),
+        ("127.0.0.1", "top"),
+        ("[::1]", "top"),
+    ],
+)
+async def test_round_trips_that_vary_come_with_the_command_for_this_host(
+    host: str, command: str
+) -> None:
     trips = iter([0.001] * 9 + [1.0])
 
     async def ping() -> float:
         return next(trips)
 
-    found = await round_trips(ping, "models.example")
+    found = await round_trips(ping, host)
     assert found.status is Severity.WARNING
-    assert found.remedy.endswith(": mtr models.example")
+    assert found.remedy.endswith(f": {command}")
 
 
 async def test_a_socket_file_without_a_listener_asks_for_the_service(tmp_path: Path) -> None:

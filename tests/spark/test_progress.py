@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import ClassVar, TextIO
+from types import SimpleNamespace
+from typing import Any, ClassVar, TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -287,6 +288,9 @@ class Queries:
         self.found: list[tuple[int, list[int], bool]] = []
         self.stages: dict[int, Stage] = {}
 
+    def require_context(self) -> None:
+        pass
+
     def at_work(self) -> bool:
         return True
 
@@ -404,16 +408,57 @@ def test_a_look_that_fails_costs_no_bar_and_many_cost_that_of_one_function(recor
 
 
 def test_the_thread_ends_with_its_last_function_and_begins_with_the_next(recorder, monkeypatch):
-    class Stopped(Queries):
-        def with_function(self, name: str) -> list[tuple[int, list[int], bool]]:
-            raise RuntimeError("the context has stopped")
+    class Context:
+        """As PySpark's: what a context that has stopped has Spark say is that it is idle."""
+
+        running = True
+
+        @property
+        def startTime(self) -> int:
+            if not self.running:
+                raise AttributeError("'NoneType' object has no attribute 'startTime'")
+            return 1
+
+        def statusTracker(self) -> Any:
+            return SimpleNamespace(getActiveJobsIds=list)
+
+    def closed(bar: Recorder) -> None:
+        bar.closed += 1
+        raise ValueError("I/O operation on closed file")
+
+    monkeypatch.setattr(Recorder, "close", closed)
 
     monkeypatch.setattr(progress, "_PAUSE", 0.01)
     watcher = progress._Watcher()
     for name in ("first", "second"):
-        watcher.add(Watch(name, "title", Tally(), recorder, Stopped()))
+        context = Context()
+        state = SimpleNamespace(statusStore=int)
+        spark = SimpleNamespace(sharedState=lambda state=state: state)
+        queries = progress._Queries(SimpleNamespace(_jsparkSession=spark, sparkContext=context))
+        watch = Watch(name, "title", Tally(), recorder, queries)
+        watch._shown[1] = recorder(), 0.0, Total()
+        queries.with_function = lambda name: []  # type: ignore[method-assign]
+        watcher.add(watch)
+        assert watcher._thread is not None and watcher._watches == {name: watch}
+        context.running = False
         waited(lambda: watcher._thread is None)
         assert watcher._watches == {}
+    assert [bar.closed for bar in recorder.made] == [1, 1]
+
+
+def test_a_function_that_others_have_displaced_is_not_dropped_twice(recorder):
+    class Displaced(Queries):
+        def with_function(self, name: str) -> list[tuple[int, list[int], bool]]:
+            watcher._watches.pop("f", None)
+            raise RuntimeError("Spark has removed what is looked at")
+
+    watcher = progress._Watcher()
+    watcher._thread = threading.current_thread()  # it begins none
+    watch = Watch("f", "title", Tally(), recorder, Displaced())
+    watch.failures = progress._FAILURES
+    watcher.add(watch)
+    watcher.look()
+    assert watcher._watches == {} and watcher._dropped == []
 
 
 def test_progress_is_yes_no_or_none():
