@@ -39,6 +39,7 @@ class Served:
     def __init__(self) -> None:
         self.shelf = NotedShelf()
         self.started, self.stopped = threading.Event(), threading.Event()
+        self.failed = threading.Event()
         self.batches: list[int] = []
         self.calls: list[Any] = []
 
@@ -73,6 +74,7 @@ class Served:
         async def fails(batches):
             async for batch in batches:
                 yield batch
+                self.failed.set()
                 raise ValueError("no\nmore")
 
         @service.handler("hangs", input=NUMBERS)
@@ -512,12 +514,22 @@ def test_a_signal_ends_a_call_whose_input_is_silent(address, folder, number, kin
 
 
 @pytest.mark.parametrize(("kind", "fifo"), [("arrow", False), ("csv", False), ("csv", True)])
-def test_a_call_that_fails_waits_for_no_more_input(address, folder, kind, fifo):
-    rows = b"id\n" + b"1\n" * (6 << 20)  # more than is parsed ahead
-    part = stream_of(pa.Table.from_batches([numbers(1)]))[:-8] if kind == "arrow" else rows
+def test_a_call_that_has_failed_does_not_wait_for_the_end_of_its_input(running, folder, kind, fifo):
+    address, made = running
+    made.failed.clear()
+    rows = b"1\n" * (6 << 20)  # more than is parsed ahead
+    batch = stream_of(pa.Table.from_batches([numbers(1)]))[:-8]  # the end of the stream is missing
+    first, more = (b"id\n" + rows, rows)
+    if kind == "arrow":
+        first, more = batch, batch[len(stream_of(NUMBERS.empty_table())[:-8]) :]
     with fed(address, "fails", "--format", kind, fifo=fifo) as (process, pipe):
         with contextlib.suppress(BrokenPipeError):
-            pipe.write(part)
+            pipe.write(first)
+            assert made.failed.wait(PATIENCE)
+            deadline = time.monotonic() + PATIENCE
+            while process.poll() is None and time.monotonic() < deadline:
+                pipe.write(more)  # a failure is told with the next batch after it
+                time.sleep(0.05)
         assert process.wait(PATIENCE) == CALL_FAILED
         assert "no\\nmore" in said(process)
 
