@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from aqueduct.arrow.cast_numbers import Misfit, Rule
 from aqueduct.arrow.cast_ways import RULES, kind_of, places_by_name, stands_for
+from aqueduct.arrow.sizes import array_bytes
 from aqueduct.config import DEFAULT
 
 __all__ = ["Unfit", "cast", "first_bad", "first_null", "runs_of_rows", "text_of_value"]
@@ -266,13 +267,13 @@ def _flat(array: pa.Array, wanted: pa.DataType, limit: int) -> pa.Array:
     """
     if not _is_view(array.type):
         return array.flatten()
-    most = array.values.nbytes  # of one list
+    most = array_bytes(array.values)  # of one list
     if most * len(array) <= limit or _apart(array):
         return array.flatten()
     pieces, size, step = [], 0, max(limit // most, 1)
     for start in range(0, len(array), step):
         pieces.append(array.slice(start, step).flatten())
-        size += pieces[-1].nbytes
+        size += array_bytes(pieces[-1])
         if size > limit:
             why = (
                 "its lists overlap, and one after the other their values take more than the "
