@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from aqueduct.arrow.cast_numbers import Misfit, Rule
 from aqueduct.arrow.cast_ways import RULES, kind_of, places_by_name, stands_for
+from aqueduct.arrow.sizes import array_bytes
 from aqueduct.config import DEFAULT
 
 __all__ = ["Unfit", "cast", "first_bad", "first_null", "runs_of_rows", "text_of_value"]
@@ -214,9 +215,36 @@ def first_null(array: pa.Array, there: pa.Array | None = None) -> int:
         array = array.storage
     if not array.null_count and kind_of(array.type) not in ("dictionary", "runs", "union"):
         return -1
-    nulls = array.is_null()
+    nulls = _nulls(array)
     row: int = (nulls if there is None else pc.and_(nulls, there)).index(True).as_py()
     return row
+
+
+def _nulls(array: pa.Array) -> pa.Array:
+    """Which rows are null. ``is_null`` of PyArrow 21 looks at bitmaps alone, which these lack."""
+    if isinstance(array.type, pa.BaseExtensionType):
+        return _nulls(array.storage)
+    kind = kind_of(array.type)
+    if kind == "dictionary":
+        return pc.fill_null(_nulls(array.dictionary).take(array.indices), True)
+    if kind == "runs":
+        runs = pa.RunEndEncodedArray.from_arrays(array.run_ends, _nulls(array.values))
+        return pc.run_end_decode(runs.slice(array.offset, len(array)))
+    return _nulls_of_union(array) if kind == "union" else array.is_null()
+
+
+def _nulls_of_union(array: pa.Array) -> pa.Array:
+    kind, (_, codes, *offsets) = array.type, array.buffers()[:3]
+    length, start = len(array), array.offset
+    codes = pa.Array.from_buffers(pa.int8(), length, [None, codes], offset=start)
+    found = pa.repeat(pa.scalar(False), length)
+    for place, code in enumerate(kind.type_codes):
+        mine, nulls = pc.equal(codes, pa.scalar(code, pa.int8())), _nulls(array.field(place))
+        if kind.mode == "dense":
+            rows = pa.Array.from_buffers(pa.int32(), length, [None, offsets[0]], offset=start)
+            nulls = nulls.take(pc.if_else(mine, rows, None))
+        found = pc.or_(found, pc.fill_null(pc.and_(mine, nulls), False))
+    return found
 
 
 def _struct(array: pa.Array, wanted: pa.DataType, how: _How) -> pa.Array:
@@ -266,13 +294,13 @@ def _flat(array: pa.Array, wanted: pa.DataType, limit: int) -> pa.Array:
     """
     if not _is_view(array.type):
         return array.flatten()
-    most = array.values.nbytes  # of one list
+    most = array_bytes(array.values)  # of one list
     if most * len(array) <= limit or _apart(array):
         return array.flatten()
     pieces, size, step = [], 0, max(limit // most, 1)
     for start in range(0, len(array), step):
         pieces.append(array.slice(start, step).flatten())
-        size += pieces[-1].nbytes
+        size += array_bytes(pieces[-1])
         if size > limit:
             why = (
                 "its lists overlap, and one after the other their values take more than the "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-__all__ = ["batch_bytes"]
+__all__ = ["array_bytes", "batch_bytes"]
 
 
 def batch_bytes(batch: pa.RecordBatch) -> int:
@@ -14,7 +14,48 @@ def batch_bytes(batch: pa.RecordBatch) -> int:
     """
     if any(_has_union(kind) for kind in batch.schema.types):
         return int(batch.get_total_buffer_size())
-    return int(batch.nbytes)
+    try:
+        return int(batch.nbytes)
+    except pa.ArrowTypeError:
+        return sum(array_bytes(column) for column in batch.columns)
+
+
+def array_bytes(array: pa.Array) -> int:
+    """Bytes of the values of ``array``; of views with everything that their buffers hold.
+
+    ``nbytes`` of PyArrow 21 raises for views, and for what has them inside.
+    """
+    try:
+        return int(array.nbytes)
+    except pa.ArrowTypeError:
+        return _counted(array)
+
+
+def _counted(array: pa.Array) -> int:
+    """As PyArrow counts that has learned to."""
+    kind, types, rows = array.type, pa.types, len(array)
+    if isinstance(kind, pa.BaseExtensionType):
+        return array_bytes(array.storage)
+    if types.is_dictionary(kind):
+        return array_bytes(array.indices) + array_bytes(array.dictionary)
+    validity, *others = array.buffers()
+    size = 0 if validity is None else (rows + 7) // 8
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        texts: int = sum(each.size for each in others[1:])
+        return size + 16 * rows + texts
+    if types.is_struct(kind):
+        return size + sum(array_bytes(array.field(place)) for place in range(kind.num_fields))
+    if types.is_list_view(kind) or types.is_large_list_view(kind):
+        width = 16 if types.is_large_list_view(kind) else 8
+        return size + width * rows + array_bytes(array.values)
+    if types.is_fixed_size_list(kind):
+        each = kind.list_size
+        return size + array_bytes(array.values.slice(array.offset * each, rows * each))
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
+        start, end = array.offsets[0].as_py(), array.offsets[rows].as_py()
+        width = 8 if types.is_large_list(kind) else 4
+        return size + width * rows + array_bytes(array.values.slice(start, end - start))
+    return int(array.get_total_buffer_size())
 
 
 def _has_union(kind: pa.DataType) -> bool:

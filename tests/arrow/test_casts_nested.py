@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aqueduct.arrow.cast_ways import obstacle
-from aqueduct.arrow.casts import Unfit, cast
+from aqueduct.arrow.casts import Unfit, cast, first_null
 from tests.arrow.judges import Fails, cast_by_hand
 from tests.support.selection import EXAMPLES
 
@@ -418,6 +418,40 @@ def test_nulls_of_dictionaries_and_runs_count_where_none_may_be():
         with pytest.raises(Unfit, match="declared not null") as caught:
             cast(array, pa.struct([field]))
         assert (caught.value.row, caught.value.path) == (1, ("v",))
+
+
+TEXTS = pa.array(["a", "b", None])
+ONES = pa.DictionaryArray.from_arrays(pa.array([0, 2, 2, 1]), TEXTS)
+CODES = pa.array([0, 1, 0, 1], pa.int8())
+
+
+@pytest.mark.parametrize(
+    ("array", "rows"),
+    [
+        (ONES, [1, 2]),
+        (pa.DictionaryArray.from_arrays(pa.array([0, None, 2, 1]), TEXTS), [1, 2]),
+        (
+            pa.RunEndEncodedArray.from_arrays(pa.array([1, 3, 5], pa.int32()), ONES[:3]),
+            [1, 2, 3, 4],
+        ),
+        (pa.UnionArray.from_sparse(CODES, [ONES, pa.array([1, None, 3, None])]), [1, 2, 3]),
+        (
+            pa.UnionArray.from_dense(
+                CODES, pa.array([0, 1, 2, 0], pa.int32()), [TEXTS, pa.array([None, 2])]
+            ),
+            [2, 3],
+        ),
+        (pa.ExtensionArray.from_storage(pa.opaque(ONES.type, "a", "b"), ONES), [1, 2]),
+    ],
+    ids=["dictionary", "indices", "runs", "sparse union", "dense union", "extension"],
+)
+def test_nulls_that_no_bitmap_tells_are_found_in_slices(array, rows):
+    for start in range(len(array)):
+        for end in range(start, len(array) + 1):
+            wanted = [row - start for row in rows if start <= row < end]
+            assert first_null(array.slice(start, end - start)) == (wanted or [-1])[0]
+    there = pa.array([row == rows[1] for row in range(len(array))])
+    assert first_null(array, there) == rows[1]
 
 
 def test_values_of_datetime_inside_are_judged_by_datetime():

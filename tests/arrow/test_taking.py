@@ -41,6 +41,7 @@ ARRAYS = {
 
 @pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS)
 def test_rows_are_taken_out_of_views_runs_and_what_holds_them(array):
+    values = array.to_pylist()  # PyArrow 21 reads slices of sparse unions wrong
     for start in range(3):
         part = array.slice(start)
         last = len(part) - 1
@@ -48,7 +49,7 @@ def test_rows_are_taken_out_of_views_runs_and_what_holds_them(array):
             found = taken(part, pa.array(rows, pa.int64()))
             found.validate(full=True)
             assert found.type == array.type
-            assert found.to_pylist() == [part[row].as_py() for row in rows]
+            assert found.to_pylist() == [values[start + row] for row in rows]
 
 
 @some_examples

@@ -303,7 +303,7 @@ class Frame:
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         views = [
-            column.cast(pa.string_view()) if column.type == pa.string() else column
+            pa.array(column.to_pylist(), pa.string_view()) if column.type == pa.string() else column
             for column in batch.columns
         ]
         self.table = in_parts(pa.record_batch(views, batch.schema.names))
