@@ -445,6 +445,10 @@ class Way:
             return
         if self.fate.end is End.HALF:
             self.finish()
+        elif self.fate.end is End.RESET:
+            self.over = True
+            self._on_limit()  # it is counted before either side can know of it
+            self._end(End.RESET)
         elif self.fate.end is not End.STALL:
             self._end(self.fate.end)
             self._on_limit()
