@@ -233,7 +233,8 @@ def test_a_log_that_nobody_reads_ends_nothing():
     assert done.stderr is not None
     done.stderr.close()
     out, _ = done.communicate(timeout=60)
-    assert (done.returncode, out) == (0, "of the main thread\n")
+    # 120: Python tells at its end that it could not write to standard error.
+    assert done.returncode in (0, 120) and out == "of the main thread\n"
 
 
 DISABLED = """
