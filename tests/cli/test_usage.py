@@ -65,7 +65,7 @@ def status_of(*arguments: str) -> int:
         (("serve", "app:service", "--lisen", "aqueduct+tcp://:0"), "did you mean --listen?"),
         (("ping", "aqueduct+tcp://h", "--cuont=3"), "did you mean --count?"),
         (("describe", "aqueduct+tcp://h", "--jsno"), "did you mean --json?"),
-        (("completion", "pash"), "(choose from"),
+        (("completion", "pash"), "bash"),
     ],
 )
 def test_a_name_that_is_none_leads_to_the_near_one(capsys, arguments, meant):
