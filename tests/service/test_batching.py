@@ -393,8 +393,8 @@ async def test_a_call_that_ends_during_a_run_leaves_the_others_alone(shape):
         await until(lambda: model.service.counters()["waiting_calls"] == 3)
         model.open.set()
         await first
-        model.open.clear()
         await asyncio.gather(*calls)
+        model.open.clear()
         calls = [asyncio.create_task(client.call("score", numbers(n))) for n in range(3)]
         await until(lambda: len(model.runs) >= 3)
         calls[0].cancel()
