@@ -221,7 +221,7 @@ def first_null(array: pa.Array, there: pa.Array | None = None) -> int:
 
 
 def _nulls(array: pa.Array) -> pa.Array:
-    """Which rows are null. ``is_null`` of PyArrow 21 looks at bitmaps alone, which these lack."""
+    """Which rows are null. ``is_null`` of PyArrow 21 reads bitmaps, and some types have none."""
     if isinstance(array.type, pa.BaseExtensionType):
         return _nulls(array.storage)
     kind = kind_of(array.type)

@@ -32,7 +32,7 @@ def array_bytes(array: pa.Array) -> int:
 
 
 def _counted(array: pa.Array) -> int:
-    """As PyArrow counts that has learned to."""
+    """The bytes, as newer versions of PyArrow count them."""
     kind, types, rows = array.type, pa.types, len(array)
     if isinstance(kind, pa.BaseExtensionType):
         return array_bytes(array.storage)

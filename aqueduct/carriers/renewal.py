@@ -175,7 +175,7 @@ class _Watcher:
                     self._look_at(renewed, said)
 
     def _look_at(self, renewed: Renewed[Any], said: set[str]) -> bool:
-        """Whether it was decided about its files; if not, the next look decides."""
+        """Looks at one server's files. False: they have just changed, and the next look decides."""
         before, renewed.complaint = renewed.complaint, ""
         try:
             text = renewed.look()

@@ -106,7 +106,7 @@ class _Queries:
         """Of the newest queries: whether they have the function. A plan may be long."""
 
     def require_context(self) -> None:
-        """Raises AttributeError once the context has stopped: what it had then looks idle."""
+        """Raises AttributeError if the context has stopped. Its tracker would only look idle."""
         _ = self.context.startTime
 
     def at_work(self) -> bool:

@@ -471,7 +471,7 @@ def said(process: subprocess.Popen[bytes]) -> str:
 
 @contextlib.contextmanager
 def fed(*arguments: str, fifo: bool) -> Iterator[tuple[subprocess.Popen[bytes], Any]]:
-    """A call whose input is the pipe that is given as well: standard input, or a FIFO."""
+    """A running call, and the pipe that is its input: standard input, or a FIFO."""
     if not fifo:
         process = start(*arguments, "--in", "-", stdin=subprocess.PIPE, bufsize=0)
         assert process.stdin is not None and process.stderr is not None

@@ -25,5 +25,7 @@ def installed(name: str) -> str:
         check=False,
     )
     if found.returncode:
-        pytest.skip(found.stderr.strip())  # says what to type; where CI is set it is a failure
+        # Not every machine has a browser or tshark. The text says what to type; with CI=true the
+        # skip is a failure.
+        pytest.skip(found.stderr.strip())
     return found.stdout.strip()
