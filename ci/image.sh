@@ -17,8 +17,9 @@ if [ -n "$need" ]; then
         exit 1
     fi
     export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
     # shellcheck disable=SC2086
-    apt-get update -qq && apt-get install -qq -y --no-install-recommends $need >/dev/null
+    apt-get install -qq -y --no-install-recommends $need >/dev/null
 fi
 if podman image exists "$image"; then
     echo "$image"

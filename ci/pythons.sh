@@ -19,7 +19,8 @@ if [ -z "${AQUEDUCT_PYTHONS:-}" ]; then
     fi
     if ! command -v mmdebstrap >/dev/null; then
         export DEBIAN_FRONTEND=noninteractive
-        apt-get update -qq && apt-get install -qq -y --no-install-recommends mmdebstrap >/dev/null
+        apt-get update -qq
+        apt-get install -qq -y --no-install-recommends mmdebstrap >/dev/null
     fi
     # What is mounted here is gone when this ends: nobody removes files through it by mistake.
     export AQUEDUCT_PYTHONS=inside

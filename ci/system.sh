@@ -25,7 +25,8 @@ install() { # what is missing, then the packages
     if debian && [ "$(id -u)" = 0 ] && [ -z "${AQUEDUCT_NO_INSTALL:-}" ]; then
         say "$missing; installing $*"
         export DEBIAN_FRONTEND=noninteractive
-        apt-get update -qq && apt-get install -qq -y --no-install-recommends "$@" >/dev/null
+        apt-get update -qq
+        apt-get install -qq -y --no-install-recommends "$@" >/dev/null
     elif debian; then
         say "$missing. Type: sudo sh -c '$command'"
         exit 1
