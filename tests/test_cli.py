@@ -337,7 +337,7 @@ def test_a_key_may_be_encrypted_and_the_ca_be_named(folder: Path):
     assert refused.returncode == 1 and "key.pem" in refused.stderr
 
 
-def test_the_password_of_a_clients_key_comes_from_a_file(folder: Path):
+def test_the_password_of_a_key_comes_from_a_file(folder: Path):
     theirs, ours = Authority("services"), Authority("clients")
     password = "two w\udcf6rds"  # in Latin-1
     for name, authority in (("service", theirs), ("client", ours)):
@@ -355,7 +355,8 @@ def test_the_password_of_a_clients_key_comes_from_a_file(folder: Path):
     (folder / "lines").write_text("two\nlines\n")
     served = ["--certificate", "service.pem", "--key", "service.key", "--client-ca"]
     client = ["--ca", "service-ca.pem", "--certificate", "client.pem", "--key", "client.key"]
-    with serving(folder, "--listen", "aqueduct+tls://localhost:0", *served, "client-ca.pem") as at:
+    listen = ("--listen", "aqueduct+tls://localhost:0")
+    with serving(folder, *listen, *served, "client-ca.pem") as at:
 
         def ping(*more: str) -> subprocess.CompletedProcess[str]:
             return run("ping", at.address, "--count", "1", *client, *more, cwd=folder)
@@ -371,6 +372,14 @@ def test_the_password_of_a_clients_key_comes_from_a_file(folder: Path):
         assert alone.returncode == 2 and "--key-password belongs to --cert" in alone.stderr
         alone = run("ping", at.address, "--key-password-file", "password", cwd=folder)
         assert alone.returncode == 2 and "--key-password-file belongs to --cert" in alone.stderr
+    own = ("--certificate", "client.pem", "--key", "client.key", "--key-password-file", "password")
+    for workers in ((), ("--workers", "1")):
+        with serving(folder, *listen, *own, *workers) as at:
+            told = run("ping", at.address, "--ca", "client-ca.pem", "--count", "1", cwd=folder)
+            assert told.returncode == 0, told.stderr
+    plain = ("--listen", "aqueduct+tcp://127.0.0.1:0")
+    alone = run("serve", "app:service", *plain, *own[4:], cwd=folder)
+    assert alone.returncode == 2 and "--key-password-file belongs to --cert" in alone.stderr
 
 
 def test_without_certificates_it_is_served_where_none_is_needed(folder: Path):

@@ -16,6 +16,7 @@ from aqueduct.arguments import KINDS
 from aqueduct.errors import ConfigError
 from aqueduct.escaping import near_miss
 from aqueduct.service.signals import tell
+from aqueduct.settings.secret_files import password_in, secret_in
 
 if TYPE_CHECKING:
     from aqueduct.carriers.certificates import ClientTls
@@ -42,8 +43,6 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """Where a command adds itself."""
 
 _TOKEN: Final = "AQUEDUCT_TOKEN"
-_SECRET_BYTES: Final = 64 << 10
-"""More than any token or password has."""
 
 
 FAILED: Final = 1
@@ -159,7 +158,7 @@ def add_client_tls(command: argparse.ArgumentParser) -> None:
 def client_tls(args: argparse.Namespace) -> ClientTls | None:
     """What the TLS options say; None: none of them is given.
 
-    Raises OSError, and CommandFailed for a file that holds no password.
+    Raises OSError, and ConfigError for a file that holds no password.
     """
     from aqueduct.carriers.certificates import ClientTls
 
@@ -169,11 +168,7 @@ def client_tls(args: argparse.Namespace) -> ClientTls | None:
         args.usage.error("--key-password and --key-password-file exclude each other")
     password = args.key_password
     if args.key_password_file is not None:
-        password = _secret_in(args.key_password_file, "password").rstrip("\r\n")
-        if not password or "\n" in password:
-            raise CommandFailed(
-                f"{args.key_password_file} must hold one line, the password, and nothing else"
-            )
+        password = password_in(args.key_password_file)
     if password is not None and not args.key:
         option = "--key-password" if args.key_password_file is None else "--key-password-file"
         args.usage.error(f"{option} belongs to --certificate and --key")
@@ -197,7 +192,7 @@ def add_token(command: argparse.ArgumentParser) -> None:
 def shown_token(args: argparse.Namespace) -> str | None:
     """The token to show: of ``--token``, of the file, or of the environment; None: there is none.
 
-    Raises CommandFailed for a file that holds none.
+    Raises OSError, CommandFailed for a file that holds none, and ConfigError for a large one.
     """
     if args.token is not None and args.token_file is not None:
         args.usage.error("--token and --token-file exclude each other")
@@ -205,22 +200,13 @@ def shown_token(args: argparse.Namespace) -> str | None:
         return str(args.token)
     if args.token_file is None:
         return os.environ.get(_TOKEN) or None
-    text = _secret_in(args.token_file, "token").strip()
+    text = secret_in(args.token_file, "token").strip()
     if not text or len(text.split()) > 1:
         raise CommandFailed(
             f"{args.token_file} must hold one token, and nothing else; it has "
             f"{len(text.split())} words"
         )
     return text
-
-
-def _secret_in(path: str, what: str) -> str:
-    """The text of a file. Raises OSError, and CommandFailed for one that is too large."""
-    with open(path, "rb") as file:
-        content = file.read(_SECRET_BYTES + 1)
-    if len(content) > _SECRET_BYTES:
-        raise CommandFailed(f"{path} is above {_SECRET_BYTES} bytes: that is no {what}")
-    return content.decode("utf-8", "surrogateescape")
 
 
 def require_standard_input() -> None:

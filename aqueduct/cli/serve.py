@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     if serve.client_ca and not (serve.certificate or serve.dev_certificate):
         args.usage.error("--client-ca belongs to a certificate of the service's own")
     if serve.key_password and not serve.certificate:
-        args.usage.error("--key-password belongs to --certificate and --key")
+        where = settings.given["serve.key_password"].where
+        args.usage.error(f"{where} belongs to --certificate and --key")
     if serve.certificate and serve.dev_certificate:
         args.usage.error(
             "--dev-certificate makes a certificate; it excludes --certificate and --key"

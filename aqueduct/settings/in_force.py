@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from aqueduct.config import DEFAULT, Config
 from aqueduct.errors import ConfigError
@@ -15,6 +15,7 @@ from aqueduct.settings.table import SECTIONS, SETTINGS, Serve
 __all__ = ["Given", "ServiceSettings", "outranked"]
 
 T = TypeVar("T")
+_PASSWORDS: Final = frozenset({"serve.key_password", "serve.key_password_file"})
 
 
 class Given(NamedTuple):
@@ -100,11 +101,16 @@ class ServiceSettings:
 
 
 def outranked(layer: Mapping[str, Given]) -> set[str]:
-    """The settings of lower places that those of ``layer`` exclude: there is one certificate."""
+    """The settings of lower places that those of ``layer`` exclude.
+
+    There is one certificate, and one password of its key.
+    """
     names = set()
     made = layer.get("serve.dev_certificate")
     if made is not None and made.value:
-        names |= {"serve.certificate", "serve.key", "serve.key_password"}
+        names |= {"serve.certificate", "serve.key"} | _PASSWORDS
     if "serve.certificate" in layer or "serve.key" in layer:
         names.add("serve.dev_certificate")
+    if not _PASSWORDS.isdisjoint(layer):
+        names |= _PASSWORDS
     return names

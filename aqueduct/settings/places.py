@@ -15,6 +15,7 @@ from aqueduct.arguments import Kind, flag_text
 from aqueduct.errors import ConfigError
 from aqueduct.escaping import escape, near_miss, shown
 from aqueduct.settings.in_force import Given, ServiceSettings, outranked
+from aqueduct.settings.secret_files import password_in
 from aqueduct.settings.table import PREFIX, SECTIONS, SETTINGS, Setting
 
 __all__ = ["FILE_VARIABLE", "forget_secrets", "read_settings"]
@@ -62,6 +63,7 @@ def read_settings(
         for name in outranked(layer):
             chosen.pop(name, None)
         chosen.update(layer)
+    _read_password(chosen)
     settings = ServiceSettings(chosen)
     for text in settings.value("serve.listen") or ():
         try:
@@ -76,6 +78,25 @@ def forget_secrets(environment: MutableMapping[str, str]) -> None:
     for setting in SETTINGS.values():
         if setting.secret:
             environment.pop(setting.variable, None)
+
+
+def _read_password(chosen: dict[str, Given]) -> None:
+    """Adds the password that stands in a file."""
+    told = chosen.get("serve.key_password_file")
+    if told is None:
+        return
+    other = chosen.get("serve.key_password")
+    if other is not None:
+        raise ConfigError(f"{other.where} and {told.where} exclude each other")
+    try:
+        password = password_in(told.value)
+    except OSError as error:
+        raise ConfigError(
+            f"{told.where}: {escape(os.fspath(told.value))}: {error.strerror}"
+        ) from error
+    except ConfigError as error:
+        raise ConfigError(f"{told.where}: {error}") from None
+    chosen["serve.key_password"] = Given(password, told.source, told.where)
 
 
 def _from_file(path: str) -> dict[str, Given]:

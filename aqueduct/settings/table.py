@@ -72,10 +72,14 @@ class Serve:
         repr=False,
         metadata=_option(
             "password of a private key that is encrypted; other users of the machine can see an "
-            "option, and not a variable",
+            "option, and not a variable or a file",
             "TEXT",
             secret=True,
         ),
+    )
+    key_password_file: Pem | None = field(
+        default=None,
+        metadata=_option("a file whose one line is that password; read at the start", "FILE"),
     )
     client_ca: Pem | None = field(
         default=None,

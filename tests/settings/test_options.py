@@ -36,12 +36,14 @@ def test_the_debug_of_the_command_is_no_setting() -> None:
 def test_each_setting_of_serve_is_an_option() -> None:
     listen = ("--listen", "memory://a,b", "--listen", "memory://c")
     more = ("--restarts", "0", "--start-timeout", "5min", "--drain", "0", "--workers", "3")
-    files = ("--certificate", "c", "--key", "k", "--key-password", "p", "--client-ca", "a")
+    files = ("--certificate", "c", "--key", "k", "--key-password-file", "p", "--client-ca", "a")
     origins = ("--origin", "https://A.example", "--origin", "https://b.example:443")
     logs = ("--log-format", "json", "--log-level", "debug", "--admin", "127.0.0.1:0")
     found = parsed(*listen, *more, *files, *origins, *logs, "--benchmark", "--dev-certificate")
     served = {name for name, setting in SETTINGS.items() if setting.section == "serve"}
-    assert set(found) == {*served, "timing.drain_timeout"}
+    assert set(found) == {*served, "timing.drain_timeout"} - {"serve.key_password"}
+    assert parsed("--key-password", "hush") == {"serve.key_password": "hush"}
+    del found["serve.key_password_file"]  # it would be read
     serve = read_settings(found).serve()
     assert serve.listen == ("memory://a,b", "memory://c")
     assert serve.origins == ("https://a.example", "https://b.example")

@@ -47,6 +47,9 @@ def another(setting: Setting) -> tuple[str, Any]:
 def test_each_setting_is_read_from_a_variable_and_from_a_file(name: str, tmp_path: Path) -> None:
     setting = SETTINGS[name]
     text, value = another(setting)
+    if setting.key == "key_password_file":  # it is read
+        text = value = str(tmp_path / "secret")
+        (tmp_path / "secret").write_text("hush")
     literal = json.dumps(value)
     head = f"[{setting.section}]\n" if setting.section else ""
     file = written(tmp_path, f"{head}{setting.key} = {literal}\n")
@@ -245,6 +248,47 @@ def test_settings_that_do_not_fit_name_the_places_of_those_that_were_set(tmp_pat
     longer = Config(timing=Timing(idle_timeout=120))
     found = read_settings(environment={"AQUEDUCT_TIMING_PING_INTERVAL": "1min"})
     assert found.config(longer).timing.ping_interval == 60  # what the code gave makes it fit
+
+
+def test_the_password_of_a_key_may_stand_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"h\xf6sh\r\n")
+    file = written(
+        tmp_path, '[serve]\ncertificate = "/c"\nkey = "/k"\nkey_password_file = "secret"\n'
+    )
+    found = read_settings(file=file)
+    assert found.serve().key_password == "h\udcf6sh"  # beside the file that names it
+    assert found.given["serve.key_password"].where.endswith(": serve.key_password_file")
+    assert "serve.key_password" not in found.to_json()
+    name = "AQUEDUCT_SERVE_KEY_PASSWORD"
+    assert read_settings(environment={name: "x"}, file=file).serve().key_password == "x"
+    (tmp_path / "other").write_text("two words")
+    files = {f"{name}_FILE": str(tmp_path / "other")}
+    assert read_settings(environment=files, file=file).serve().key_password == "two words"
+    plain = read_settings({"serve.key_password": "x"}, environment=files).serve()
+    assert (plain.key_password, plain.key_password_file) == ("x", None)
+    made = read_settings({"serve.dev_certificate": True}, environment=files, file=file).serve()
+    assert (made.key_password, made.key_password_file) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "secret must hold one line, the password, and nothing else"),
+        (b"two\nlines\n", "secret must hold one line, the password, and nothing else"),
+        (b"a" * 65_537, "secret is above 65536 bytes: that is no password"),
+        (None, "secret: No such file or directory"),
+    ],
+)
+def test_a_file_that_holds_no_password(tmp_path: Path, content: bytes | None, said: str) -> None:
+    name = "AQUEDUCT_SERVE_KEY_PASSWORD"
+    if content is not None:
+        (tmp_path / "secret").write_bytes(content)
+    environment = {f"{name}_FILE": str(tmp_path / "secret")}
+    with pytest.raises(ConfigError) as caught:
+        read_settings(environment=environment)
+    assert str(caught.value) == f"{name}_FILE: {tmp_path}/{said}"
+    with pytest.raises(ConfigError, match=f"{name} and {name}_FILE exclude each other"):
+        read_settings(environment={**environment, name: "x"})
 
 
 def test_one_certificate_counts_that_of_the_highest_place(tmp_path: Path) -> None:
