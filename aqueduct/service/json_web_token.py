@@ -369,7 +369,12 @@ class Jwt:
         end = time.monotonic() + self._timeout
         request = urllib.request.Request(url, headers={"Accept": "application/json"})
         content = bytearray()
-        with self._opener.open(request, timeout=self._timeout) as response:
+        try:
+            answer = self._opener.open(request, timeout=self._timeout)
+        except urllib.error.HTTPError as error:
+            error.close()  # it has the body of the answer
+            raise
+        with answer as response:
             while len(content) <= self._limit:
                 piece = response.read1(_PIECE)
                 if not piece:

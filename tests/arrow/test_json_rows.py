@@ -223,7 +223,7 @@ def test_no_rows_are_a_batch_without_rows(text):
         ("[", "the array does not end"),
         ('[{"a":NaN}]', "NaN is no JSON; write it as a text"),
         ('[{"a":}]', "Expecting value"),
-        ("[" * 100_000, "recursion"),
+        ("[" * 100_000, "not JSON rows: "),  # the rest is Python's, and not the same in each
         ("[1]", "row 0: an object is wanted, and 1 came"),
         ('[{},[]]', "row 1: an object is wanted, and an array came"),
         ('[{"a":1,"a":1}]', "an object has the name 'a' twice"),
@@ -277,7 +277,7 @@ UNFIT = [
     (pa.string(), '"\\ud800"', "surrogates"),
     (pa.binary(), '"a"', "no base64"),
     (pa.binary(2), '"YQ=="', "2"),
-    (pa.date32(), '"2026-02-30"', "day is out of range"),
+    (pa.date32(), '"2026-02-30"', " range"),  # Python's text
     (pa.date32(), "5", "a date, as text"),
     (pa.time32("s"), '"24:00:00"', "no time of a day"),
     (pa.time32("s"), '"01:00:00.5"', ".5 seconds does not fit the unit s"),
