@@ -317,7 +317,7 @@ def test_a_child_that_awaits_something_in_a_handler_ends_and_says_why(tmp_path, 
     assert not [line for line in errors if "Errno" in line]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", mostly_long(FORMS, "serve", "workers"))
 def test_a_child_may_have_clients_and_a_service_of_its_own(tmp_path, form):
     with program(tmp_path, SERVICE, form, CARRIERS["tcp"]) as running:
         with aqueduct.SyncClient(running.address) as client:
@@ -331,7 +331,13 @@ def test_a_child_may_have_clients_and_a_service_of_its_own(tmp_path, form):
 
 @pytest.mark.parametrize(
     ("form", "carrier"),
-    [*((form, "tcp") for form in FORMS), *(("run", name) for name in CARRIERS if name != "tcp")],
+    mostly_long(
+        [
+            *((form, "tcp") for form in FORMS),
+            *(("run", name) for name in CARRIERS if name != "tcp"),
+        ],
+        *(("run", "tcp"), ("workers", "tcp"), ("run", "quic")),
+    ),
 )
 def test_a_child_has_no_socket_no_loop_and_no_signal_of_its_parent(tmp_path, form, carrier):
     address = CARRIERS[carrier].format(folder=tmp_path)

@@ -178,6 +178,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     return prepare(tmp_path_factory.mktemp("sabotage") / "tree", ["AQ-35", "AQ-R16"], 1)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_runner_tells_what_became_of_a_change(pristine: Tree, tmp_path: Path) -> None:
     changes = [CAUGHT, HARMLESS, BROKEN, COMPILED, UNPROVEN]

@@ -22,6 +22,7 @@ from packaging.version import Version
 
 from ci import package_versions, release
 from ci.long_description import absolute_links
+from tests.support.selection import mostly_long
 
 HERE = Path(__file__)
 ROOT = HERE.parent.parent
@@ -317,7 +318,11 @@ def test_pandas_stays_below_3(project: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    "hook", ["get_requires_for_build_wheel", "get_requires_for_build_editable"]
+    "hook",
+    mostly_long(
+        ["get_requires_for_build_wheel", "get_requires_for_build_editable"],
+        "get_requires_for_build_wheel",
+    ),
 )
 def test_a_build_that_is_trained_has_what_the_training_imports(project: dict, hook: str) -> None:
     """In an environment of its own there is nothing but what the hooks name (PEP 517)."""

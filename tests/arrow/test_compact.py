@@ -7,7 +7,7 @@ import random
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aqueduct._speedups.base.buffers import AlignedBuffer
@@ -16,6 +16,7 @@ from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.layout import layouts
 from tests.arrow.strategies import make_batch, schemas
+from tests.support.selection import some_examples
 
 ROWS = 2000
 TEXTS = [f"text number {n:030}" for n in range(ROWS)]
@@ -63,7 +64,7 @@ def check_slices(batch, count=20):
     assert sum(slices) <= 1.25 * whole + count * allowed(batch.schema)
 
 
-@settings(max_examples=60, deadline=None)
+@some_examples
 @given(schemas(), st.integers(0, 1 << 32), st.sampled_from([0, 8, 100, 1000]))
 def test_slices_of_every_type_cost_about_the_whole(schema, seed, first):
     batch = make_batch(schema, 1200, random.Random(seed)).slice(first)

@@ -6,11 +6,12 @@ import pytest
 
 from benchmarks import batching, results
 from benchmarks.peers import ray_batching
+from tests.support.selection import mostly_long
 
 pytestmark = pytest.mark.checkout
 
 
-@pytest.mark.parametrize("how", batching.BATCHING)
+@pytest.mark.parametrize("how", mostly_long(batching.BATCHING, "aqueduct/batched"))
 def test_a_measurement_comes_to_its_end(how: str) -> None:
     row = batching.measure(batching.Told(how, 8, 0.2))
     assert set(row) == set(batching.TABLE)

@@ -7,13 +7,16 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import processes, reactivesocket, results
+from tests.support.selection import mostly_long
 
 pytestmark = pytest.mark.checkout
 
 MEASURED = [(case, each) for case in reactivesocket.PLAN for each in case.contestants]
 
 
-@pytest.mark.parametrize(("case", "contestant"), MEASURED, ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    ("case", "contestant"), mostly_long(MEASURED, *MEASURED[::5]), ids=lambda each: each.name
+)
 def test_every_contestant_is_measured(
     case: reactivesocket.Case, contestant: reactivesocket.Contestant
 ) -> None:

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import processes, results, resume
+from tests.support.selection import mostly_long
 
 pytestmark = pytest.mark.checkout
 
 KINDS = {case.name.removeprefix("tcp-"): case for case in resume.PLAN if case.scheme == "tcp"}
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", mostly_long(KINDS, "call", "links", "echo-64k"))
 def test_every_case_is_measured(name: str) -> None:
     case = KINDS[name]
     if case.kind in ("sink", "echo"):

@@ -22,6 +22,7 @@ from benchmarks import (
     publish,
     results,
 )
+from tests.support.selection import mostly_long
 
 pytestmark = pytest.mark.checkout
 
@@ -91,7 +92,11 @@ async def test_a_driver_holds_its_sender_back(name: str):
             sock.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.parametrize("case", asyncio_overhead.PLAN, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    mostly_long(asyncio_overhead.PLAN, asyncio_overhead.PLAN[0], asyncio_overhead.PLAN[-1]),
+    ids=lambda case: case.name,
+)
 def test_every_case_of_the_drivers_is_measured(case: asyncio_overhead.Case, tmp_path: Path):
     for contestant in case.contestants:
         told = case.told(contestant, True, str(tmp_path / contestant.name.replace("/", "-")))
@@ -116,7 +121,8 @@ def test_a_message_of_the_drivers_that_is_not_the_next_fails():
 
 
 @pytest.mark.parametrize(
-    "carrier", [c.carrier for case in many_connections.PLAN for c in case.contestants]
+    "carrier",
+    mostly_long((c.carrier for case in many_connections.PLAN for c in case.contestants), "tls"),
 )
 def test_many_connections_exchange_every_byte(carrier: str):
     row = many_connections.measure(many_connections.Told(carrier, 8, 10))

@@ -1,4 +1,4 @@
-"""A crowd of clients, in a process of its own: ``python -m tests.carriers.crowd ADDRESS``.
+"""A crowd of clients, in a process of its own: ``python -m tests.carriers.crowd ADDRESS CLIENTS``.
 
 Connects them all, then exchanges on all channels of all of them at once, and compares every byte.
 Tells on standard output when it is connected, and what came back.
@@ -14,9 +14,8 @@ from dataclasses import replace
 from aqueduct import Connection, channel, connect
 from aqueduct.config import DEFAULT
 
-__all__ = ["CHANNELS", "CLIENTS", "PATIENT", "SIZE", "body"]
+__all__ = ["CHANNELS", "PATIENT", "SIZE", "body"]
 
-CLIENTS = 1000
 CHANNELS = 10
 SIZE = 64 << 10
 PATIENT = replace(
@@ -45,14 +44,14 @@ async def _exchange(connection: Connection, client: int, number: int) -> int:
     return len(data)
 
 
-async def _main(address: str) -> None:
+async def _main(address: str, clients: int) -> None:
     room = asyncio.Semaphore(64)
 
     async def one() -> Connection:
         async with room:
             return await connect(address, config=PATIENT)
 
-    connections = await asyncio.gather(*(one() for _ in range(CLIENTS)))
+    connections = await asyncio.gather(*(one() for _ in range(clients)))
     print(f"connected {len(connections)}", flush=True)
     sys.stdin.readline()
     counts = await asyncio.gather(
@@ -69,4 +68,4 @@ async def _main(address: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1]))
+    asyncio.run(_main(sys.argv[1], int(sys.argv[2])))

@@ -14,6 +14,7 @@ from aqueduct.carriers.certificates import dev_certificate
 from aqueduct.carriers.stream.connection import StreamCarrier
 from aqueduct.protocol.channels.connection import ChannelConnection
 from aqueduct.testing.stream_relay import Place, StreamRelay
+from tests.support.selection import mostly_long
 
 __all__ = [
     "SCHEMES",
@@ -26,7 +27,8 @@ __all__ = [
     "through",
 ]
 
-SCHEMES = ("tcp", "unix", "tls")
+SCHEMES = mostly_long(("tcp", "unix", "tls"), "tcp", "tls")
+"""For ``parametrize``: a Unix socket is the same byte stream as TCP."""
 TLS = dev_certificate()
 DEADLINE = 30.0
 

@@ -173,7 +173,7 @@ async def cut_often(total: int, cuts: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("total", "cuts"), mostly_long([(24 * MiB, 60), (64 * MiB, 200)], (24 * MiB, 60))
+    ("total", "cuts"), mostly_long([(6 * MiB, 15), (24 * MiB, 60), (64 * MiB, 200)], (6 * MiB, 15))
 )
 async def test_an_exchange_is_cut_often(total: int, cuts: int) -> None:
     await cut_often(total, cuts)

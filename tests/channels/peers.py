@@ -219,12 +219,13 @@ async def joined(
 def turns(names: Iterable[str]) -> list[Any]:
     """Names of carriers for tests to be run with.
 
-    The draft over QUIC is for the long run. So are TLS, which is TCP's byte stream, and the milder
-    of the two networks that lose.
+    The draft over QUIC is for the long run. So are TLS and Unix sockets, which are byte streams as
+    TCP is, and the milder of the two networks that lose.
     """
     every = list(names)
-    rare = [name for name in every if name.startswith("draft-quic") or name in ("tls", "quic-2%")]
-    return mostly_long(every, *(name for name in every if name not in rare))
+    rare = ("tls", "unix", "quic-2%")
+    usual = [name for name in every if not name.startswith("draft-quic") and name not in rare]
+    return mostly_long(every, *usual)
 
 
 @pytest.fixture(params=turns(CARRIERS))

@@ -13,10 +13,11 @@ from aqueduct import Mode, Receiver, Sender, channel
 from aqueduct.config import DEFAULT
 from aqueduct.errors import Cancelled, Finished, ReceiverClosed
 from tests.channels.peers import CARRIERS, Peers, ending, eventually, joined, payloads, within
+from tests.support.selection import mostly_long
 
 LIVE = 300
 MORE_THAN_STREAMS = 1_500
-NAMES = ["memory", "quic", "quic-2%", pytest.param("quic-10%", marks=pytest.mark.long)]
+NAMES = mostly_long(["memory", "quic", "quic-2%", "quic-10%"], "memory", "quic")
 
 
 async def open_both_ways(peers: Peers, count: int) -> list[tuple[Sender, Receiver]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import backpressure
+from tests.support.selection import mostly_long
 
 pytestmark = [pytest.mark.checkout, pytest.mark.timeout(150)]
 
@@ -16,7 +17,7 @@ MiB = 1 << 20
 LIMIT = 256 * MiB
 
 
-@pytest.mark.parametrize("kind", backpressure.KINDS)
+@pytest.mark.parametrize("kind", mostly_long(backpressure.KINDS, "exchange"))
 def test_a_resting_consumer_costs_little_memory_and_no_data(kind: str):
     trial = backpressure.Trial(
         kind, offered=512 * MiB, before=16 * MiB, after=64 * MiB, pause=4.0, idle=1.5

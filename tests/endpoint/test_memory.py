@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aqueduct import Connection, connect, serve
+from aqueduct.config import Config, Timing
 from aqueduct.errors import ConnectionLost, SendQueueFull
 from tests.support.collector import uncollected
 from tests.support.endpoints import TLS, eventually
@@ -37,7 +38,8 @@ async def test_what_was_not_sent_goes_with_the_connection(
     arrived: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
     address = CARRIERS[carrier] + (str(tmp_path / "socket") if carrier == "unix" else "")
     server = await serve(arrived.set_result, address, tls=TLS)
-    client = await connect(server.addresses[0])
+    brief = Config(timing=Timing(close_linger=0.5))
+    client = await connect(server.addresses[0], config=brief)
     other = await arrived
     payloads: list[weakref.ref[Payload]] = []
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import memory_budget
+from tests.support.selection import mostly_long
 
 pytestmark = [pytest.mark.checkout, pytest.mark.timeout(150)]
 
 MiB = 1 << 20
 
 
-@pytest.mark.parametrize("kind", ["sink", "source"])
+@pytest.mark.parametrize("kind", mostly_long(["sink", "source"], "source"))
 def test_memory_beside_many_large_calls_is_a_budget_and_one_batch(kind: str) -> None:
     """They have ten times the budget in sum."""
     trial = memory_budget.Trial(
@@ -27,7 +28,7 @@ def test_memory_beside_many_large_calls_is_a_budget_and_one_batch(kind: str) -> 
     assert 32 * MiB < result["server_above"] <= result["allowed"]
 
 
-@pytest.mark.parametrize("kind", ["clients", "threads"])
+@pytest.mark.parametrize("kind", mostly_long(["clients", "threads"], "clients"))
 @pytest.mark.parametrize("calls", [12, pytest.param(40, marks=pytest.mark.long)])
 def test_memory_of_clients_that_pull_large_batches_is_a_budget_and_two_batches(
     calls: int, kind: str

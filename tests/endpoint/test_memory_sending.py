@@ -21,6 +21,7 @@ from aqueduct.endpoint.accounts import SendingAccount, process
 from aqueduct.errors import Busy
 from aqueduct.protocol.common.send_streams import SendStreams
 from tests.support.calls import config, connected, serving, sync_client, until, until_seen
+from tests.support.selection import mostly_long
 
 KiB, MiB = 1 << 10, 1 << 20
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -375,7 +376,7 @@ def test_one_thread_merges_exchanges_of_large_batches() -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("tasks", ["one", "each"])
+@pytest.mark.parametrize("tasks", mostly_long(["one", "each"], "one"))
 async def test_tasks_merge_exchanges_of_large_batches(tasks: str) -> None:
     """One task reads all in turn, or a new task waits for each answer, and all for the slowest."""
     pulled = Pulled()

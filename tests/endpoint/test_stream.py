@@ -24,6 +24,7 @@ from tests.carriers.chunks import Kind, RawPeer, chunk, varu64
 from tests.carriers.streams import eventually, listen_at, nothing_left, place_of
 from tests.carriers.users import DEADLINE
 from tests.protocol.channels.attacker import ENTRY, message
+from tests.support.selection import mostly_long
 
 KiB = 1 << 10
 MiB = 1 << 20
@@ -43,7 +44,7 @@ STREAMS = 1000
 SENDER_THERE = 1 << 3 | 1 << 1  # made by the client, the server sends, index 1 (AQ-6)
 HELLO = codec.VERSION + codec.ACK_VERSION + codec.encode_connection_headers(())
 
-pytestmark = pytest.mark.parametrize("scheme", ["tcp", "unix", "tls"])
+pytestmark = pytest.mark.parametrize("scheme", mostly_long(["tcp", "unix", "tls"], "tcp", "tls"))
 TLS = dev_certificate()
 
 

@@ -25,6 +25,7 @@ from tests.support.calls import (
     sync_client,
     values,
 )
+from tests.support.selection import mostly_long
 
 IMPATIENT = config(timing={"progress_deadline": 0.4})
 """For what must expire."""
@@ -123,7 +124,10 @@ async def test_slow_is_not_stuck(carrier):
 
 
 @pytest.mark.requirement("AC-66")
-@pytest.mark.parametrize("handler", ["generator", "async generator", "source", "function"])
+@pytest.mark.parametrize(
+    "handler",
+    mostly_long(["generator", "async generator", "source", "function"], "generator", "source"),
+)
 async def test_an_application_may_take_its_time(carrier, handler):
     """The client's own work between two batches is no fault of the service, nor of the client."""
     service = aqueduct.Service("test", config=PATIENT)
@@ -191,8 +195,10 @@ async def test_a_client_that_is_silent_is_given_up(carrier, handler):
 
 
 @pytest.mark.requirement("AC-67")
-@pytest.mark.parametrize("handler", ["generator", "async generator", "stuck"])
-@pytest.mark.parametrize("where", ["memory", "draft-memory"])
+@pytest.mark.parametrize(
+    "handler", mostly_long(["generator", "async generator", "stuck"], "async generator", "stuck")
+)
+@pytest.mark.parametrize("where", mostly_long(["memory", "draft-memory"], "memory"))
 async def test_signs_of_life_keep_what_waits_for_the_client_alone(where, handler):
     watched = Watched(config=PATIENT)
     async with serving(watched.service, where) as running:

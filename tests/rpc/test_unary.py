@@ -39,6 +39,7 @@ from tests.support.calls import (
     until,
     values,
 )
+from tests.support.selection import mostly_long
 
 WORDS = pa.schema([("word", pa.dictionary(pa.int32(), pa.string()))])
 SHAPES = ("async generator", "generator", "coroutine", "function")
@@ -488,7 +489,9 @@ async def test_a_deadline_ends_the_call_on_both_sides(carrier, handler):
 
 
 @pytest.mark.parametrize("impatient", ["client", "service"])
-@pytest.mark.parametrize("handler", ["stuck", "async stuck", "function", "coroutine"])
+@pytest.mark.parametrize(
+    "handler", mostly_long(["stuck", "async stuck", "function", "coroutine"], "stuck", "coroutine")
+)
 async def test_a_call_without_a_deadline_is_not_waited_for_in_vain(carrier, handler, impatient):
     short = config(timing={"progress_deadline": 0.4})
     both = {"client": config(), "service": config()} | {impatient: short}

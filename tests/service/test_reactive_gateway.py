@@ -29,6 +29,7 @@ from tests.service.reactive_clients import (
     words,
 )
 from tests.support.calls import config, until
+from tests.support.selection import mostly_long
 
 
 @pytest.fixture
@@ -570,7 +571,7 @@ async def test_a_stream_that_outlasts_the_drain_ends_with_an_error():
         await client.close()
 
 
-@pytest.mark.parametrize("drain", [0, 1])
+@pytest.mark.parametrize("drain", mostly_long([0, 1], 1))
 async def test_a_client_that_reads_nothing_does_not_hold_up_the_end_of_a_drain(drain):
     waits = {"close_linger": 60.0, "progress_deadline": 60.0}
     service = aqueduct.Service("ending", config=config(timing=waits))

@@ -168,7 +168,7 @@ def test_one_ctrl_c_to_all_processes_of_a_service_with_a_pool_drains_it(tmp_path
     mostly_long(
         itertools.product(FORMS, HOLDING),
         *(("run", handler) for handler in HOLDING),
-        *(("serve", "generator"), ("workers", "function"), ("workers", "loop")),
+        ("workers", "function"),
     ),
 )
 def test_no_handler_holds_the_end_beyond_the_drain(tmp_path, form, handler):
@@ -186,7 +186,7 @@ def test_no_handler_holds_the_end_beyond_the_drain(tmp_path, form, handler):
         client.close()
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", mostly_long(FORMS, "workers"))
 def test_no_child_outlives_a_service_that_ended_at_its_deadline(tmp_path, form):
     with program(tmp_path, SERVICE, form, ADDRESS, "--drain", "2") as running:
         with aqueduct.SyncClient(running.address) as client:
@@ -307,7 +307,7 @@ def test_the_setting_counts_where_no_drain_is_given(tmp_path):
         'aqueduct.Service("ending", config=aqueduct.config.Config('
         "timing=aqueduct.config.Timing(drain_timeout=2)))",
     ).replace("import aqueduct\n", "import aqueduct\nimport aqueduct.config\n")
-    for form in FORMS:
+    for form in ("run", "workers"):
         with program(tmp_path, source, form, ADDRESS) as running:
             client = aqueduct.SyncClient(running.address)
             call = Calling(client, "loop")

@@ -209,7 +209,7 @@ ADDRESSES = {
 }
 
 
-@pytest.fixture(params=mostly_long(ADDRESSES, "quic", "tcp", "unix"))
+@pytest.fixture(params=mostly_long(ADDRESSES, "quic", "tcp"))
 def listen(request, folder: Path) -> tuple[str, ...]:
     address = ADDRESSES[request.param].replace("FOLDER", str(folder))
     secure = request.param in ("quic", "tls")
