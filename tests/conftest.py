@@ -155,7 +155,7 @@ SPARK_USERS = frozenset(
 )
 """Files, beside `test_spark_*`, with tests that take the fixture `spark`."""
 
-SHARING = frozenset(("test_cli.py", "test_network_breaks.py", "test_sabotage.py"))
+SHARING = frozenset(("test_cli.py", "test_house.py", "test_network_breaks.py", "test_sabotage.py"))
 """Files whose tests share what takes seconds to make. So do those of ``tests/sinks`` (a database)
 and ``tests/examples`` (compiled classes).
 """

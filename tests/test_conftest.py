@@ -135,7 +135,7 @@ def test_what_is_costly_to_make_is_made_by_one_worker() -> None:
     assert names >= SHARING
     for path in (*(f"tests/carriers/{name}" for name in SHARING), "tests/examples/test_a.py"):
         assert _scope(f"{path}::test_one[a]") == _scope(f"{path}::test_two") == path
-    assert _scope("tests/test_house.py::test_one") != _scope("tests/test_house.py::test_two")
+    assert _scope("tests/test_pages.py::test_one") != _scope("tests/test_pages.py::test_two")
 
 
 def test_tests_of_the_whole_project_come_first(pytester: pytest.Pytester) -> None:

@@ -21,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -218,8 +219,9 @@ def read_cython(module: Module, source: str) -> None:
             module.uses[f"_{match[2]}"] += 1
 
 
+@cache
 def library() -> dict[str, Module]:
-    """Every module of the library, by name."""
+    """Every module of the library, by name. It takes seconds, so that no import does it."""
     found: dict[str, Module] = {}
     for key, path in SOURCES.items():
         name, _, suffix = key.partition(":")
@@ -447,8 +449,6 @@ def differences(allowed: Mapping[str, int], found: Mapping[str, int]) -> list[st
     return lines
 
 
-MODULES_READ = library()
-TODAY = today(MODULES_READ)
 ALLOWED = lists(LISTS.read_text()) if LISTS.exists() else {}
 MEANINGS = {
     "circles": "modules import each other in a circle",
@@ -462,11 +462,11 @@ MEANINGS = {
 
 @pytest.mark.parametrize("rule", MEANINGS)
 def test_the_code_breaks_a_rule_where_an_exception_says_so_and_nowhere_else(rule: str) -> None:
-    assert differences(ALLOWED[rule], TODAY[rule]) == [], MEANINGS[rule]
+    assert differences(ALLOWED[rule], today(library())[rule]) == [], MEANINGS[rule]
 
 
 def test_the_rules_and_the_exceptions_are_the_same() -> None:
-    assert set(ALLOWED) == set(TODAY) == set(MEANINGS)
+    assert set(ALLOWED) == set(today(library())) == set(MEANINGS)
 
 
 def test_every_row_of_the_floors_names_something() -> None:
@@ -474,8 +474,8 @@ def test_every_row_of_the_floors_names_something() -> None:
 
 
 def test_the_whole_library_is_read() -> None:
-    assert len(MODULES_READ) > 80
-    assert sum(len(module.classes) for module in MODULES_READ.values()) > 150
+    assert len(library()) > 80
+    assert sum(len(module.classes) for module in library().values()) > 150
 
 
 # ----------------------------------------------------------------- whether the rules can fail
@@ -589,9 +589,9 @@ def test_members_and_bases_are_counted_through_all_bases() -> None:
 
 def test_the_members_are_those_that_python_tells_of() -> None:
     """Compiled classes are loaded and asked, which shows that their sources are read rightly."""
-    family = Family(MODULES_READ)
+    family = Family(library())
     compared = 0
-    for module in MODULES_READ.values():
+    for module in library().values():
         if not module.name.startswith(COMPILED) or not module.classes:
             continue
         loaded = importlib.import_module(module.name)
@@ -632,9 +632,9 @@ def test_exceptions_of_modules_that_were_merged_are_added() -> None:
 def main(arguments: list[str]) -> int:
     """Prints what breaks a rule today; ``--write`` shrinks the exceptions to it."""
     if arguments == ["--write"]:
-        LISTS.write_text(as_text(shrunk(ALLOWED, TODAY)))
+        LISTS.write_text(as_text(shrunk(ALLOWED, today(library()))))
     else:
-        print(as_text(TODAY), end="")
+        print(as_text(today(library())), end="")
     return 0
 
 
