@@ -52,6 +52,8 @@ class Watch:
         self._queries = queries
         self._shown: dict[int, tuple[Bar, float, Total]] = {}
         """Bars by query, with when each began and what had been counted before."""
+        self._before = tally.value
+        """What had been counted when no query of the function ran."""
         self._over: set[int] = set()
         self.failures = 0
         """Looks in a row that have failed."""
@@ -59,7 +61,9 @@ class Watch:
     def look(self) -> None:
         """Shows how the queries stand. Raises what Spark raises."""
         self._queries.require_context()
+        counted = self._tally.value
         if not self._shown and not self._queries.at_work():
+            self._before = counted
             return
         for number, stages, over in self._queries.with_function(self.name):
             if number in self._over:
@@ -67,8 +71,11 @@ class Watch:
             if number not in self._shown:
                 if over:  # it was as quick as that
                     self._over.add(number)
+                    self._before = counted
                     continue
-                self._shown[number] = self._make(), time.monotonic(), self._tally.value
+                # Tasks that ended before this look count, unless they may be another query's.
+                before = counted if self._shown else self._before
+                self._shown[number] = self._make(), time.monotonic(), before
             bar, began, before = self._shown[number]
             progress = FilesProgress(self._title, seconds=time.monotonic() - began)
             for begun in filter(None, map(self._queries.stage, stages)):
@@ -89,6 +96,7 @@ class Watch:
     def _end(self, number: int) -> None:
         bar, _, _ = self._shown.pop(number)
         self._over.add(number)
+        self._before = self._tally.value
         try:
             bar.close()
         except Exception as error:  # noqa: BLE001  of a terminal that is gone

@@ -287,12 +287,13 @@ class Queries:
     def __init__(self) -> None:
         self.found: list[tuple[int, list[int], bool]] = []
         self.stages: dict[int, Stage] = {}
+        self.busy = True
 
     def require_context(self) -> None:
         pass
 
     def at_work(self) -> bool:
-        return True
+        return self.busy
 
     def with_function(self, name: str) -> list[tuple[int, list[int], bool]]:
         return self.found
@@ -354,6 +355,33 @@ def test_each_query_has_a_bar_of_its_own_and_counts_from_its_beginning(recorder)
     watch.look()
     watch.look()
     assert bar.closed == 1 and len(recorder.made) == 1
+
+
+def test_tasks_that_ended_before_the_first_look_count(recorder):
+    queries, tally = Queries(), Tally()
+    tally.add(TaskMetrics(rows_sent=5))  # before the function was sent off
+    watch = Watch("f", "title", tally, recorder, queries)
+    tally.add(TaskMetrics(rows_sent=1))
+    queries.found = [(1, [], False)]
+    watch.look()
+    (bar,) = recorder.made
+    assert bar.shown[-1].total == Total(rows_sent=1, tasks=1)
+    tally.add(TaskMetrics(rows_sent=2))
+    queries.found = [(1, [], True)]
+    watch.look()
+    assert bar.shown[-1].total == Total(rows_sent=3, tasks=2)
+    queries.busy = False
+    tally.add(TaskMetrics(rows_sent=7))  # of a query that nobody saw
+    watch.look()
+    queries.busy = True
+    tally.add(TaskMetrics(rows_sent=4))
+    queries.found.append((3, [], False))
+    watch.look()
+    assert recorder.made[1].shown[-1].total == Total(rows_sent=4, tasks=1)
+    tally.add(TaskMetrics(rows_sent=8))  # of which of the two, nobody knows
+    queries.found.append((4, [], False))
+    watch.look()
+    assert recorder.made[2].shown[-1].total == Total()
 
 
 def test_a_watch_that_ends_early_closes_its_bars(recorder):
