@@ -160,7 +160,7 @@ async def cut_often(total: int, cuts: int) -> int:
         async for each in client.exchange("count", batches(), schema=SCHEMA):
             received += 1
             back = zlib.crc32(each.column(0).buffers()[1], back)
-            if received % (count // 50) == 0:
+            if received % max(count // 50, 1000) == 0:  # it takes long
                 now = resident()
                 first = first or now
                 most = max(most, now)
@@ -173,7 +173,7 @@ async def cut_often(total: int, cuts: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("total", "cuts"), mostly_long([(6 * MiB, 15), (24 * MiB, 60), (64 * MiB, 200)], (6 * MiB, 15))
+    ("total", "cuts"), mostly_long([(24 * MiB, 60), (64 * MiB, 200)], (24 * MiB, 60))
 )
 async def test_an_exchange_is_cut_often(total: int, cuts: int) -> None:
     await cut_often(total, cuts)
