@@ -1,9 +1,10 @@
 #!/bin/sh
-# Compiles the library and runs most of its tests with the lowest version of each dependency that
-# pyproject.toml allows: of the build, of the library, and of every extra.
+# Compiles the library and tests it with the lowest version of each dependency that pyproject.toml
+# allows: of the build, of the library, and of every extra. It runs the tests that are neither long nor
+# Spark's, and a Spark job of each kind: many tests of Spark are of what the lowest PySpark has not.
 #
-#   ci/lower_bounds.sh                      all tests that are not long
-#   ci/lower_bounds.sh tests/arrow -x       these arguments for pytest instead
+#   ci/lower_bounds.sh                      those tests, and the jobs
+#   ci/lower_bounds.sh tests/arrow -x       these arguments for pytest instead, and no jobs
 #
 # The environment and a copy of the sources lie in build/lower_bounds. A bound that does not hold is
 # to be raised; one that pip cannot install is no version at all, or not one for this Python.
@@ -36,7 +37,12 @@ export PATH JAVA_HOME PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON
 python setup.py --quiet egg_info build_ext --inplace
 [ -d .git ] || git init --quiet
 git add --all
-[ $# -gt 0 ] || set -- -n 2 -m "not long and not checkout" tests
 python -m pip list --format=freeze --disable-pip-version-check | sort >"$place/versions"
-python -m pytest "$@"
-echo "the tests pass with the lowest versions; they stand in build/lower_bounds/versions"
+if [ $# -gt 0 ]; then
+    python -m pytest "$@"
+else
+    python -m pytest -n 4 -m "not long and not checkout and not spark" tests
+    spark=$(sed -nE 's/^pyspark==([0-9]+\.[0-9]+).*/\1/p' "$place/versions")
+    PYTHONPATH=$place/tree SPARK_LOCAL_IP=127.0.0.1 python ci/pyspark_jobs.py "$spark"
+fi
+echo "all passes with the lowest versions; they stand in build/lower_bounds/versions"

@@ -24,6 +24,7 @@ from aqueduct.arrow.ipc import (
 from aqueduct.arrow.layout import BufferLayout, plan, quick_plan
 from aqueduct.arrow.schema import check, equal_schemas
 from aqueduct.arrow.sizes import batch_bytes
+from aqueduct.arrow.views import casts_lose_buffers, has_views, with_all_buffers
 from aqueduct.errors import LocalProtocolError, SchemaMismatch
 
 __all__ = ["Encoded", "Encoder", "Part"]
@@ -75,6 +76,7 @@ class Encoder(BatchEncoder):
         self._fault = fault
         self._parts: list[pa.Buffer | bytes] = []
         self._compactor: Compactor | None = None
+        self._may_lack_buffers = casts_lose_buffers and has_views(schema)
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
 
     def slow(self, batch: Any, compression: str = "") -> bool:
@@ -125,6 +127,8 @@ class Encoder(BatchEncoder):
                 f"{self._where} has {batch.num_rows} rows, above the limit of {ROWS_LIMIT}; "
                 "send it in slices: batch.slice(offset, length)"
             )
+        if self._may_lack_buffers:
+            batch = with_all_buffers(batch)
         if not equal_schemas(batch.schema, self.schema):
             check(
                 self.schema,

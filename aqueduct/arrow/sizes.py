@@ -41,7 +41,7 @@ def _counted(array: pa.Array) -> int:
     validity, *others = array.buffers()
     size = 0 if validity is None else (rows + 7) // 8
     if types.is_string_view(kind) or types.is_binary_view(kind):
-        texts: int = sum(each.size for each in others[1:])
+        texts: int = sum(each.size for each in others[1:] if each is not None)
         return size + 16 * rows + texts
     if types.is_struct(kind):
         return size + sum(array_bytes(array.field(place)) for place in range(kind.num_fields))

@@ -19,6 +19,7 @@ from typing import IO, Any, Final, Self, cast
 
 import pyarrow as pa
 
+from aqueduct.arrow.sizes import batch_bytes
 from aqueduct.cli.common import CommandFailed, require_standard_input
 from aqueduct.cli.pipe_input import PipeInput
 from aqueduct.escaping import escape_lines, one_line
@@ -299,7 +300,7 @@ class OutputFile:
         if self._kind == "parquet":
             self._group.append(batch)
             self._group_rows += batch.num_rows
-            self._group_bytes += batch.nbytes
+            self._group_bytes += batch_bytes(batch)
             if self._group_rows >= _GROUP_ROWS or self._group_bytes >= _GROUP_BYTES:
                 self._write_group()
             return

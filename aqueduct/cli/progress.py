@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from aqueduct.arrow.sizes import batch_bytes
 from aqueduct.cli.output import console, number, of_bytes
 
 if TYPE_CHECKING:
@@ -65,13 +66,13 @@ class Progress:
     def sent(self, batch: pa.RecordBatch) -> None:
         """A batch was given to the call."""
         self.sent_rows += batch.num_rows
-        self.bytes += batch.nbytes
+        self.bytes += batch_bytes(batch)
         self._update()
 
     def received(self, batch: pa.RecordBatch, waited: float) -> None:
         """An answer was written; the call has waited so long until now."""
         self.received_rows += batch.num_rows
-        self.bytes += batch.nbytes
+        self.bytes += batch_bytes(batch)
         self.waited = waited
         self._update()
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
+from aqueduct.arrow.sizes import batch_bytes as bytes_of
 from spark_udfs.files.paths import FileFailed, resolve
 
 __all__ = ["Part", "Prefetcher", "ReadItem", "read"]
@@ -62,7 +63,7 @@ class ReadItem:
     @property
     def size(self) -> int:
         """Bytes of the batch."""
-        return 0 if self.batch is None else int(self.batch.nbytes)
+        return 0 if self.batch is None else bytes_of(self.batch)
 
 
 def read(
@@ -251,7 +252,7 @@ def _rows(schema: pa.Schema, described: Any, batch_bytes: int) -> int:
 
 
 def _cut(batch: pa.RecordBatch, batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    size = batch.nbytes
+    size = bytes_of(batch)
     if size <= 2 * batch_bytes or batch.num_rows <= _STEP:
         if batch.num_rows:
             yield batch

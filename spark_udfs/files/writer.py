@@ -11,6 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from aqueduct.arrow.sizes import batch_bytes
 from spark_udfs.files.paths import FileFailed, base_name, named, resolve
 from spark_udfs.files.reader import Part
 
@@ -48,7 +49,7 @@ class Written:
     def add(self, batch: pa.RecordBatch) -> None:
         """Writes ``batch`` with the next row group. Raises FileFailed."""
         self._kept.append(batch)
-        self._bytes += batch.nbytes
+        self._bytes += batch_bytes(batch)
         if self._bytes >= _GROUP_BYTES:
             self._write()
 

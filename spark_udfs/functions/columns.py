@@ -20,6 +20,7 @@ from typing import Final, Literal, TypeAlias
 import pyarrow as pa
 
 from aqueduct.arrow.schema import shorten
+from aqueduct.arrow.sizes import batch_bytes
 from aqueduct.config import DEFAULT
 from aqueduct.errors import BadCall, ConfigError
 from aqueduct.escaping import logger_of
@@ -360,7 +361,7 @@ def merged(
     held: list[pa.RecordBatch] = []
     held_rows = held_bytes = 0
     for batch in batches:
-        more = batch.nbytes
+        more = batch_bytes(batch)
         if held and (held_rows + batch.num_rows > most or held_bytes + more > limit):
             yield from _together(held)
             held, held_rows, held_bytes = [], 0, 0

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from aqueduct.arrow.sizes import batch_bytes
 from aqueduct.errors import BatchTooLarge, ConfigError
 from spark_udfs.calls.partition import leased
 from spark_udfs.calls.telemetry import working
@@ -135,7 +136,7 @@ def _whole(call: Exchange, table: pa.Table) -> pa.Table:
     """What a handler makes of a group that is in memory."""
     batches = table.combine_chunks().to_batches()
     plain = call.shape.plain and call.input_schema is None and call.calling.is_plain
-    if plain and len(batches) == 1 and table.nbytes <= _SMALL:
+    if plain and len(batches) == 1 and batch_bytes(batches[0]) <= _SMALL:
         return _small(call, batches[0])
     answers = list(call(iter(batches)))
     if answers:

@@ -1,0 +1,58 @@
+"""Views of text and bytes whose buffers are not all there, as casts of PyArrow 21 to 24 leave them.
+
+Such a cast leaves out a buffer of long values that would be empty. PyArrow reads and writes these
+arrays, and ends the process if one is handed on through Arrow's C data interface.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+__all__ = ["casts_lose_buffers", "has_views", "with_all_buffers"]
+
+casts_lose_buffers: Final = int(pa.__version__.partition(".")[0]) < 25
+"""Whether casts of this PyArrow may leave buffers out."""
+
+
+def has_views(schema: pa.Schema) -> bool:
+    """Whether a column is of views of text or bytes, or has such inside."""
+    return any(map(_with_views, schema.types))
+
+
+def with_all_buffers(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """``batch`` with all buffers. A column that may lack one inside is copied."""
+    columns = [
+        _again(column, field) if _may_lack_one(column) else column
+        for column, field in zip(batch.columns, batch.schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _with_views(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _with_views(kind.storage_type)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return _with_views(kind.value_type)
+    if _is_view(kind):
+        return True
+    return any(_with_views(kind.field(place).type) for place in range(kind.num_fields))
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
+
+
+def _may_lack_one(column: pa.Array) -> bool:
+    if _is_view(column.type):
+        return any(buffer is None for buffer in column.buffers()[2:])
+    return _with_views(column.type)
+
+
+def _again(column: pa.Array, field: pa.Field) -> pa.Array:
+    """The same values, written and read: a reader makes every buffer."""
+    sink, schema = pa.BufferOutputStream(), pa.schema([field])
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([column], schema=schema))
+    return pa.ipc.open_stream(sink.getvalue()).read_next_batch().column(0)
