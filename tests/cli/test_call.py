@@ -26,9 +26,11 @@ import aqueduct
 from aqueduct.cli import main
 from aqueduct.cli.call_options import NOT_OFFERED, OFFERED
 from aqueduct.cli.common import CALL_FAILED, FAILED, WRONG_USAGE
+from aqueduct.cli.progress import Progress
 from aqueduct.client.connection_options import ClientOptions
 from aqueduct.client.options import ExchangeOptions, SinkOptions, SourceOptions, UnaryOptions
 from aqueduct.errors import Refused
+from tests.arrow.test_sizes import read_back
 from tests.sinks.shelf import NotedShelf
 from tests.support.calls import NUMBERS, PAIRS, numbers, served
 
@@ -617,3 +619,11 @@ def test_memory_does_not_grow_with_the_file(address, folder, suffix):
         )
         peaks.append(int(done.stdout))
     assert peaks[1] - peaks[0] < 350, peaks
+
+
+def test_an_answer_of_unions_without_rows_is_counted() -> None:
+    choice = pa.sparse_union([pa.field("number", pa.int64())])
+    progress = Progress()
+    progress.received(read_back(pa.record_batch({"choice": pa.nulls(0, choice)})), 1.5)
+    assert (progress.received_rows, progress.waited) == (0, 1.5)
+    assert progress.bytes < 64
