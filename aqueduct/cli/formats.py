@@ -12,6 +12,7 @@ import os
 import secrets
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,8 @@ STANDARD: Final = "-"
 """Standard input, or standard output."""
 FORMATS: Final = ("arrow", "parquet", "csv")
 
+_LEAVING: Final = 1.0  # seconds for threads of pyarrow to leave a pipe
+_GRACE: Final = 0.05  # seconds for them to let go of what they have read
 _SUFFIXES: Final = {
     ".arrow": "arrow",
     ".arrows": "arrow",
@@ -119,6 +122,11 @@ class BatchFile:
             with self._named():
                 batch = next(self._batches, None)
             if batch is None:
+                if self.rows not in (None, self._read):  # PyArrow 21 has no error for a cut file
+                    raise CommandFailed(
+                        f"{self.name} cannot be read: {self._read} of its {self.rows} rows came; "
+                        "has the file been cut?"
+                    )
                 return
             self._read += batch.num_rows
             if batch.num_rows <= self._most:
@@ -128,11 +136,21 @@ class BatchFile:
                 yield batch.slice(start, self._most)
 
     def close(self) -> None:
-        """Closes the file. Standard input stays open, and nobody reads it any more."""
-        if self._pipe is not None:
-            self._pipe.interrupt()
-        else:
-            self._file.close()
+        """Closes the file. Standard input stays open, and nobody reads it any more.
+
+        Threads of pyarrow have left a pipe then, or had a second for it. Python ends threads that
+        come back to it while it ends itself: in C++ that would end the process with SIGABRT.
+        """
+        if self._pipe is None:
+            if self._file is not None:
+                self._file.close()
+            return
+        self._pipe.interrupt()
+        gone = self._pipe.gone
+        self._batches, self._file, self._pipe = iter(()), None, None
+        if not gone.is_set():
+            gone.wait(_LEAVING)
+            time.sleep(_GRACE)
 
     def __enter__(self) -> Self:
         return self

@@ -28,8 +28,10 @@ class PipeInput(io.RawIOBase):
         self._fd = descriptor if file is None else file.fileno()
         self._ended, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
+        self.gone = threading.Event()
+        """Set once nobody holds this file any more, no thread of pyarrow either."""
         # Not before the last thread has left `readinto`: it holds a reference.
-        weakref.finalize(self, _close, file, self._ended, self._wake)
+        weakref.finalize(self, _close, file, self.gone, self._ended, self._wake)
         self._before: int | None = None
         if threading.current_thread() is threading.main_thread():
             self._before = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
@@ -60,8 +62,9 @@ class PipeInput(io.RawIOBase):
             os.write(self._wake, b"\0")
 
 
-def _close(file: io.FileIO | None, *descriptors: int) -> None:
+def _close(file: io.FileIO | None, gone: threading.Event, *descriptors: int) -> None:
     if file is not None:
         file.close()
     for fd in descriptors:
         os.close(fd)
+    gone.set()

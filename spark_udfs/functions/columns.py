@@ -205,7 +205,7 @@ class Shaper:
         for number, batch in enumerate(batches):
             keep = batch if places else None
             if keep is not None:
-                self._bytes += keep.nbytes
+                self._bytes += batch_bytes(keep)
             if by_batch:
                 self._waiting[number] = batch.num_rows, keep
             yield batch.select(places) if places else batch
@@ -276,7 +276,7 @@ class Shaper:
             )
         rows, original = self._waiting.pop(number)
         if original is not None:
-            self._bytes -= original.nbytes
+            self._bytes -= batch_bytes(original)
         return rows, original
 
     def _mismatch(self, number: int, rows: int, got: int) -> BadCall:

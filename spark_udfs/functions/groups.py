@@ -252,7 +252,7 @@ class KeyedExchange(PickledFunction):
                     yield _joined(kept)
                     kept, size = [], 0
                 kept.append(batch.slice(begin, end - begin))
-                size += kept[-1].nbytes
+                size += batch_bytes(kept[-1])
                 if size > self.group_bytes:
                     raise self._too_large(kept[-1])
         if kept:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import io
 import os
+import random
 import signal
 import stat
 import struct
@@ -25,7 +26,8 @@ from pyarrow import csv, parquet
 import aqueduct
 from aqueduct.cli import main
 from aqueduct.cli.call_options import NOT_OFFERED, OFFERED
-from aqueduct.cli.common import CALL_FAILED, FAILED, WRONG_USAGE
+from aqueduct.cli.common import CALL_FAILED, FAILED, WRONG_USAGE, CommandFailed
+from aqueduct.cli.formats import BatchFile
 from aqueduct.cli.progress import Progress
 from aqueduct.client.connection_options import ClientOptions
 from aqueduct.client.options import ExchangeOptions, SinkOptions, SourceOptions, UnaryOptions
@@ -532,7 +534,7 @@ def test_a_call_that_has_failed_does_not_wait_for_the_end_of_its_input(running, 
             while process.poll() is None and time.monotonic() < deadline:
                 pipe.write(more)  # a failure is told with the next batch after it
                 time.sleep(0.05)
-        assert process.wait(PATIENCE) == CALL_FAILED
+        assert process.wait(PATIENCE) == CALL_FAILED, said(process)
         assert "no\\nmore" in said(process)
 
 
@@ -627,3 +629,15 @@ def test_an_answer_of_unions_without_rows_is_counted() -> None:
     progress.received(read_back(pa.record_batch({"choice": pa.nulls(0, choice)})), 1.5)
     assert (progress.received_rows, progress.waited) == (0, 1.5)
     assert progress.bytes < 64
+
+
+def test_a_parquet_file_that_is_cut_while_it_is_read_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    table = pa.table({"id": pa.array(random.Random(5).sample(range(1 << 40), 1 << 18), pa.int64())})
+    parquet.write_table(table, path, row_group_size=1 << 16)
+    with BatchFile(str(path), "parquet", rows=1 << 14) as file:
+        batches = file.batches()
+        assert next(batches).num_rows == 1 << 14
+        os.truncate(path, 1 << 20)
+        with pytest.raises(CommandFailed, match=r"rows\.parquet cannot be read: "):
+            list(batches)

@@ -8,6 +8,7 @@ import pytest
 
 import spark_udfs
 from aqueduct.errors import ConfigError
+from tests.support.selection import needs_pyspark
 
 ADDRESS = "aqueduct+tcp://127.0.0.1:1"
 
@@ -58,9 +59,24 @@ def test_wrong_arguments_of_exchange_are_refused(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("function", "given", "text"),
     [
-        ("exchange_column", {"returns": 5}, "returns=5; it must be a type of Spark"),
-        ("exchange_column", {"returns": "long", "columns": 5}, "columns=5; it must be a list of n"),
-        ("exchange_column", {"returns": "long", "columns": [1]}, "columns=[1]; it must be a list"),
+        pytest.param(
+            "exchange_column",
+            {"returns": 5},
+            "returns=5; it must be a type of Spark",
+            marks=needs_pyspark(4, 1),
+        ),
+        pytest.param(
+            "exchange_column",
+            {"returns": "long", "columns": 5},
+            "columns=5; it must be a list of n",
+            marks=needs_pyspark(4, 1),
+        ),
+        pytest.param(
+            "exchange_column",
+            {"returns": "long", "columns": [1]},
+            "columns=[1]; it must be a list",
+            marks=needs_pyspark(4, 1),
+        ),
         ("exchange_grouped", {"form": []}, "form=[]; it must be one of 'table'"),
         ("exchange_by_key", {"keys": 5}, "keys=5; it must be a list of at least one column's name"),
         ("exchange_by_key", {"keys": [1]}, "keys=[1]; it must be a list of at least one column's"),

@@ -12,6 +12,7 @@ from spark_udfs import exchange, exchange_files, register
 from spark_udfs.functions.pandas import ColumnExchange
 from spark_udfs.worker.awake import TIMEOUTS, idle_limit, kept_awake, without_rows
 from tests.spark.services import NUMBERS, make
+from tests.support.selection import needs_pyspark
 
 SQL, CORE = TIMEOUTS
 BUFFER = 1 << 16
@@ -160,6 +161,7 @@ def test_arrays_without_rows_come_to_functions_of_columns(task, address, service
     assert len(arrays) > 2 and {array.type for array in arrays} == {pa.int64()}
 
 
+@needs_pyspark(4, 1)
 @pytest.mark.parametrize("setting", [{}, {PAIRED: "true"}])
 def test_none_come_where_spark_may_pair_batches(task, address, service, go, setting):
     """By default it may: an array without rows would be taken for the answer to a batch."""

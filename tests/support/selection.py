@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import pytest
@@ -13,6 +14,15 @@ EXAMPLES = int(os.environ.get("AQUEDUCT_EXAMPLES", "40"))
 """Examples of what hypothesis makes, for tests that are one of many of their kind."""
 
 some_examples = settings(max_examples=EXAMPLES)
+
+
+def needs_pyspark(*least: int) -> pytest.MarkDecorator:
+    """For a test of what an older PySpark has not, which the lowest versions are tried with."""
+    try:
+        found = tuple(map(int, version("pyspark").split(".")[:2]))
+    except PackageNotFoundError:
+        found = least
+    return pytest.mark.skipif(found < least, reason=f"here is PySpark {found}")
 
 
 def mostly_long(cases: Iterable[Any], *usual: Any) -> list[Any]:
