@@ -347,7 +347,8 @@ def _endpoint(given: Any) -> str:
 
 
 def _path(given: Any) -> Any:
-    if not isinstance(os.fspath(given), str) or not os.fspath(given):
+    path = os.fspath(given)
+    if not isinstance(path, str) or not path or "\0" in path:
         raise ValueError
     return given
 
@@ -510,6 +511,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "words": Kind("a tuple of text, or text with commas", _words_or_none),
         "host and port": Kind("HOST:PORT, such as 127.0.0.1:9464", _host_and_port),
         "file": Kind("the path of a PEM file, or PEM text as bytes", _file),
+        "path": Kind("the path of a file", _path),
         "function": Kind("a function", _callable),
         "datagram": Kind("'auto' or 1200 to 16383 bytes", _datagram),
     }
@@ -526,6 +528,7 @@ FIELDS: Final[Mapping[str, str]] = MappingProxyType(
         "float": "duration",
         "bool": "flag",
         "Pem": "file",
+        "FilePath": "path",
         "HostPort": "host and port",
         "str | None": "text",
         "tuple[str, ...]": "words",

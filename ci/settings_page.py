@@ -40,6 +40,7 @@ _UNITS: Final = {
     "bool": "true, false",
     "str": "text",
     "Pem": "file",
+    "FilePath": "file",
     "Addresses": "list of addresses",
     "Origins": "list of origins",
     "HostPort": "host and port",

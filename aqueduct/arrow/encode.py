@@ -128,7 +128,11 @@ class Encoder(BatchEncoder):
                 "send it in slices: batch.slice(offset, length)"
             )
         if self._may_lack_buffers:
-            batch = with_all_buffers(batch)
+            try:
+                batch = with_all_buffers(batch)
+            except pa.ArrowException as error:
+                text = f"{self._where}: Arrow cannot write it: {first_line(error)}"
+                raise LocalProtocolError(text) from error
         if not equal_schemas(batch.schema, self.schema):
             check(
                 self.schema,

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from aqueduct.arrow.views import casts_lose_buffers, has_views
+
 __all__ = ["array_bytes", "batch_bytes"]
 
 
 def batch_bytes(batch: pa.RecordBatch) -> int:
-    """Bytes of the rows of ``batch``; with unions those of all its buffers.
+    """Bytes of the rows of ``batch``; with unions those of its IPC message.
 
-    ``nbytes`` of PyArrow 26 ends the process for a union without rows.
+    ``nbytes`` of PyArrow 26 ends the process for a union without rows, and that of PyArrow 24 for
+    views that a cast has made.
     """
     if any(_has_union(kind) for kind in batch.schema.types):
-        return int(batch.get_total_buffer_size())
+        return int(pa.ipc.get_record_batch_size(batch))
+    if casts_lose_buffers and has_views(batch.schema):
+        return sum(array_bytes(column) for column in batch.columns)
     try:
         return int(batch.nbytes)
     except pa.ArrowTypeError:
@@ -23,8 +28,10 @@ def batch_bytes(batch: pa.RecordBatch) -> int:
 def array_bytes(array: pa.Array) -> int:
     """Bytes of the values of ``array``; of views with everything that their buffers hold.
 
-    ``nbytes`` of PyArrow 21 raises for views, and for what has them inside.
+    ``nbytes`` of PyArrow 21 raises for views, and for what has them inside; see ``batch_bytes``.
     """
+    if casts_lose_buffers and has_views(array.type):
+        return _counted(array)
     try:
         return int(array.nbytes)
     except pa.ArrowTypeError:

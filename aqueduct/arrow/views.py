@@ -16,16 +16,23 @@ casts_lose_buffers: Final = int(pa.__version__.partition(".")[0]) < 25
 """Whether casts of this PyArrow may leave buffers out."""
 
 
-def has_views(schema: pa.Schema) -> bool:
-    """Whether a column is of views of text or bytes, or has such inside."""
-    return any(map(_with_views, schema.types))
+def has_views(given: pa.Schema | pa.DataType) -> bool:
+    """Whether a type is of views of text or bytes, or has such inside; or a column of a schema."""
+    kinds = given.types if isinstance(given, pa.Schema) else [given]
+    return any(map(_with_views, kinds))
 
 
 def with_all_buffers(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """``batch`` with all buffers. A column that may lack one inside is copied."""
+    """``batch`` with all buffers. A column that lacks one is copied.
+
+    Raises ``pyarrow.ArrowException`` for what Arrow cannot write.
+    """
+    lacking = [_lacks_one(column) for column in batch.columns]
+    if not any(lacking):
+        return batch
     columns = [
-        _again(column, field) if _may_lack_one(column) else column
-        for column, field in zip(batch.columns, batch.schema, strict=True)
+        _again(column, field) if lacks else column
+        for lacks, column, field in zip(lacking, batch.columns, batch.schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
@@ -44,10 +51,22 @@ def _is_view(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
 
 
-def _may_lack_one(column: pa.Array) -> bool:
-    if _is_view(column.type):
-        return any(buffer is None for buffer in column.buffers()[2:])
-    return _with_views(column.type)
+def _lacks_one(array: pa.Array) -> bool:
+    """Whether a buffer is missing, at any depth."""
+    kind, types = array.type, pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return _lacks_one(array.storage)
+    if not _with_views(kind):
+        return False
+    if _is_view(kind):
+        return any(buffer is None for buffer in array.buffers()[2:])
+    if types.is_dictionary(kind):
+        return _lacks_one(array.dictionary)
+    if types.is_struct(kind) or types.is_union(kind):
+        return any(_lacks_one(array.field(place)) for place in range(kind.num_fields))
+    if types.is_map(kind):
+        return _lacks_one(array.keys) or _lacks_one(array.items)
+    return _lacks_one(array.values)
 
 
 def _again(column: pa.Array, field: pa.Field) -> pa.Array:

@@ -14,6 +14,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self, cast
@@ -204,9 +205,10 @@ class BatchFile:
         )
         if wanted is None:
             return reader.schema, iter(reader)
-        return wanted, (self._fitted(batch, wanted) for batch in reader)
+        # Not a generator: its frame would hold the reader as long as an error is told.
+        return wanted, map(partial(self._fitted, wanted=wanted), reader)
 
-    def _fitted(self, batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
+    def _fitted(self, batch: pa.RecordBatch, *, wanted: pa.Schema) -> pa.RecordBatch:
         """The same columns under the schema of the handler, which may want no nulls."""
         for field, column in zip(wanted, batch.columns, strict=True):
             if column.null_count and not field.nullable:

@@ -45,13 +45,10 @@ class PipeInput(io.RawIOBase):
 
         It does not return 0 then: nobody is to take the rows so far for all of them.
         """
-        waiter = select.poll()  # which takes descriptors of any number
-        for fd in (self._fd, self._ended):
-            waiter.register(fd, select.POLLIN)
-        ready = [fd for fd, _ in waiter.poll()]
-        if self._ended in ready:
-            raise OSError(errno.ECANCELED, "the command ends")
-        return os.readv(self._fd, [buffer])
+        try:
+            return _read(self._fd, self._ended, buffer)
+        finally:
+            del self, buffer  # the traceback of an error would hold them
 
     def interrupt(self) -> None:
         """Has all reads fail, those to come too; signals are handled as before this was made."""
@@ -60,6 +57,16 @@ class PipeInput(io.RawIOBase):
             self._before = None
         with contextlib.suppress(BlockingIOError):  # it has been told often enough
             os.write(self._wake, b"\0")
+
+
+def _read(fd: int, ended: int, buffer: Any) -> int:
+    waiter = select.poll()  # which takes descriptors of any number
+    for each in (fd, ended):
+        waiter.register(each, select.POLLIN)
+    ready = [each for each, _ in waiter.poll()]
+    if ended in ready:
+        raise OSError(errno.ECANCELED, "the command ends")
+    return os.readv(fd, [buffer])
 
 
 def _close(file: io.FileIO | None, gone: threading.Event, *descriptors: int) -> None:

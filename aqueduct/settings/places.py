@@ -134,7 +134,7 @@ def _from_file(path: str) -> dict[str, Given]:
 def _given_in_file(setting: Setting, value: Any, where: str, path: str) -> Given:
     place = f"{where}: {setting.name}"
     read = setting.read(value, place)
-    if setting.base == "Pem":
+    if setting.names_a_file:
         # A file that names others is moved with them, and may be used from anywhere.
         read = os.path.join(os.path.dirname(os.path.abspath(path)), read)
     return Given(read, where, place)

@@ -17,6 +17,7 @@ __all__ = ["OPTIONS", "PREFIX", "SECTIONS", "SETTINGS", "Serve", "Setting"]
 
 PREFIX: Final = "AQUEDUCT_"
 Pem: TypeAlias = str | os.PathLike[str] | bytes
+FilePath: TypeAlias = str
 Addresses: TypeAlias = tuple[str, ...]
 Origins: TypeAlias = tuple[str, ...]
 HostPort: TypeAlias = str
@@ -77,7 +78,7 @@ class Serve:
             secret=True,
         ),
     )
-    key_password_file: Pem | None = field(
+    key_password_file: FilePath | None = field(
         default=None,
         metadata=_option("a file whose one line is that password; read at the start", "FILE"),
     )
@@ -227,6 +228,11 @@ class Setting(NamedTuple):
     def base(self) -> str:
         """The name of its type: Bytes, Seconds, Count, ..."""
         return str(self.entry.type).removesuffix(" | None")
+
+    @property
+    def names_a_file(self) -> bool:
+        """Whether its value is the path of a file."""
+        return self.base in ("Pem", "FilePath")
 
     @property
     def default(self) -> Any:

@@ -92,7 +92,7 @@ def _toml(setting: Setting, value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_quoted, value))}]"
     if isinstance(value, str | os.PathLike):
-        return _quoted(os.path.abspath(value) if setting.base == "Pem" else str(value))
+        return _quoted(os.path.abspath(value) if setting.names_a_file else str(value))
     if setting.base == "Bytes" or setting.base == "int | str":
         text = size_text(value)
         return text if text.isdigit() else _quoted(text)

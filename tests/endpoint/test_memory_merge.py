@@ -113,7 +113,7 @@ async def test_one_task_merges_256_sources_of_one_connection(carrier: str) -> No
     ("carrier", "name"),
     mostly_long(
         itertools.product(CARRIERS[1:], ("echo", "async echo", "each", "async each")),
-        *(("unix", "echo"), ("tcp", "each"), ("quic", "async each")),
+        *(("unix", "echo"), ("tls", "each"), ("quic", "async each")),
     ),
 )
 def test_one_thread_merges_64_exchanges_of_one_connection(carrier: str, name: str) -> None:

@@ -168,7 +168,7 @@ def test_one_ctrl_c_to_all_processes_of_a_service_with_a_pool_drains_it(tmp_path
     mostly_long(
         itertools.product(FORMS, HOLDING),
         *(("run", handler) for handler in HOLDING),
-        ("workers", "function"),
+        *(("serve", "loop"), ("workers", "function")),
     ),
 )
 def test_no_handler_holds_the_end_beyond_the_drain(tmp_path, form, handler):
@@ -301,18 +301,18 @@ def test_a_drain_that_is_no_time_is_wrong_usage(text):
     assert "argument --drain: the value is" in done.stderr and "a duration" in done.stderr
 
 
-def test_the_setting_counts_where_no_drain_is_given(tmp_path):
+@pytest.mark.parametrize("form", mostly_long(FORMS, "run", "serve"))
+def test_the_setting_counts_where_no_drain_is_given(tmp_path, form):
     source = SERVICE.replace(
         'aqueduct.Service("ending")',
         'aqueduct.Service("ending", config=aqueduct.config.Config('
         "timing=aqueduct.config.Timing(drain_timeout=2)))",
     ).replace("import aqueduct\n", "import aqueduct\nimport aqueduct.config\n")
-    for form in ("run", "workers"):
-        with program(tmp_path, source, form, ADDRESS) as running:
-            client = aqueduct.SyncClient(running.address)
-            call = Calling(client, "loop")
-            assert running.line() == "taken"
-            running.signal(signal.SIGTERM)
-            assert running.ended() == 1
-            assert isinstance(call.result(), AqueductError)
-            client.close()
+    with program(tmp_path, source, form, ADDRESS) as running:
+        client = aqueduct.SyncClient(running.address)
+        call = Calling(client, "loop")
+        assert running.line() == "taken"
+        running.signal(signal.SIGTERM)
+        assert running.ended() == 1
+        assert isinstance(call.result(), AqueductError)
+        client.close()

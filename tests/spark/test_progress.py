@@ -382,6 +382,12 @@ def test_tasks_that_ended_before_the_first_look_count(recorder):
     queries.found.append((4, [], False))
     watch.look()
     assert recorder.made[2].shown[-1].total == Total()
+    queries.found = [(3, [], True), (4, [], True)]
+    watch.look()
+    tally.clear()
+    queries.found.append((5, [], False))
+    watch.look()
+    assert recorder.made[3].shown[-1].total == Total(), "not below zero"
 
 
 def test_a_watch_that_ends_early_closes_its_bars(recorder):

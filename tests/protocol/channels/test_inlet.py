@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aqueduct._speedups import channels as codec
@@ -23,6 +23,7 @@ from tests.protocol.channels.arriving import (
     taken,
     told,
 )
+from tests.support.selection import some_examples
 
 PREFIX = codec.VERSION + ROUTE
 
@@ -54,7 +55,7 @@ def bring(core: ChannelConnection, piece: memoryview, data: st.DataObject) -> No
         core.inlet_done(9, 200.0)
 
 
-@settings(max_examples=50)
+@some_examples
 @given(st.lists(SIZES, max_size=6), st.lists(st.integers(1, 60_000), max_size=30), st.data())
 def test_an_inlet_and_feeding_say_the_same(
     sizes: list[int], cuts: list[int], data: st.DataObject
