@@ -13,6 +13,7 @@ import pytest
 from hypothesis import assume, given
 
 from aqueduct.arrow.json_rows import decode_rows, encode_rows, fits_json, most_values
+from aqueduct.arrow.views import casts_lose_buffers
 from aqueduct.errors import BadCall, BatchTooLarge, LocalProtocolError
 from tests.arrow.strategies import streams
 from tests.support.selection import some_examples
@@ -120,7 +121,9 @@ def test_any_batch_comes_back(batches):
         back = decode_rows(text, batch.schema)
         back.validate(full=True)
         assert back.schema.equals(batch.schema)
-        assert back.to_pylist() == batch.to_pylist()
+        # PyArrow 21 to 24 shows wrong rows of a slice of a sparse union.
+        if not casts_lose_buffers or "sparse_union" not in str(batch.schema):
+            assert back.to_pylist() == batch.to_pylist()
         assert encode_rows(back) == text
 
 
