@@ -1,7 +1,7 @@
 #!/bin/sh
 # Compiles the library and tests it with the lowest version of each dependency that pyproject.toml
 # allows: of the build, of the library, and of every extra. It runs the tests that are neither long nor
-# Spark's, and a Spark job of each kind: many tests of Spark are of what the lowest PySpark has not.
+# Spark's, and a Spark job of each kind. Many tests of Spark need a newer PySpark.
 #
 #   ci/lower_bounds.sh                      those tests, and the jobs
 #   ci/lower_bounds.sh tests/arrow -x       these arguments for pytest instead, and no jobs
@@ -45,4 +45,4 @@ else
     spark=$(sed -nE 's/^pyspark==([0-9]+\.[0-9]+).*/\1/p' "$place/versions")
     PYTHONPATH=$place/tree SPARK_LOCAL_IP=127.0.0.1 python ci/pyspark_jobs.py "$spark"
 fi
-echo "all passes with the lowest versions; they stand in build/lower_bounds/versions"
+echo "everything passes with the lowest versions; build/lower_bounds/versions lists them"

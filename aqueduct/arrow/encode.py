@@ -24,7 +24,7 @@ from aqueduct.arrow.ipc import (
 from aqueduct.arrow.layout import BufferLayout, plan, quick_plan
 from aqueduct.arrow.schema import check, equal_schemas
 from aqueduct.arrow.sizes import batch_bytes
-from aqueduct.arrow.views import casts_lose_buffers, has_views, with_all_buffers
+from aqueduct.arrow.views import may_lack_buffers, with_all_buffers
 from aqueduct.errors import LocalProtocolError, SchemaMismatch
 
 __all__ = ["Encoded", "Encoder", "Part"]
@@ -76,7 +76,7 @@ class Encoder(BatchEncoder):
         self._fault = fault
         self._parts: list[pa.Buffer | bytes] = []
         self._compactor: Compactor | None = None
-        self._may_lack_buffers = casts_lose_buffers and has_views(schema)
+        self._may_lack_buffers = may_lack_buffers(*schema.types)
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
 
     def slow(self, batch: Any, compression: str = "") -> bool:

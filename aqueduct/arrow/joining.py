@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aqueduct.arrow.views import casts_lose_buffers, has_views, with_all_buffers
+from aqueduct.arrow.views import may_lack_buffers, with_all_buffers
 
 __all__ = ["joined"]
 
@@ -39,7 +39,7 @@ def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     schema = batches[0].schema
     if not any(_has_dictionary(field.type) for field in schema):
         return pa.concat_batches(batches)
-    if casts_lose_buffers and has_views(schema):
+    if may_lack_buffers(*schema.types):
         batches = [with_all_buffers(batch) for batch in batches]
     columns = [_joined([batch.column(place) for batch in batches]) for place in range(len(schema))]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -160,8 +160,10 @@ def decode_rows(
     except pa.ArrowException as error:
         text = f"the columns of {count + len(rows)} rows cannot be put together"
         raise bad(f"{text}: {first_line(error)}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise bad(f"not JSON rows: {first_line(error)}") from None
+    except RecursionError:
+        raise bad("not JSON rows: lists or objects are nested too deeply") from None
 
 
 def most_values(data: ReadableBuffer, schema: pa.Schema) -> int:

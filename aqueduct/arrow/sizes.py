@@ -4,38 +4,33 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from aqueduct.arrow.views import casts_lose_buffers, has_views
+from aqueduct.arrow.views import may_lack_buffers
 
 __all__ = ["array_bytes", "batch_bytes"]
 
 
 def batch_bytes(batch: pa.RecordBatch) -> int:
-    """Bytes of the rows of ``batch``; with unions those of its IPC message.
-
-    ``nbytes`` of PyArrow 26 ends the process for a union without rows, and that of PyArrow 24 for
-    views that a cast has made.
-    """
-    if any(_has_union(kind) for kind in batch.schema.types):
-        return int(pa.ipc.get_record_batch_size(batch))
-    if casts_lose_buffers and has_views(batch.schema):
-        return sum(array_bytes(column) for column in batch.columns)
-    try:
-        return int(batch.nbytes)
-    except pa.ArrowTypeError:
-        return sum(array_bytes(column) for column in batch.columns)
+    """Bytes of the rows of ``batch``; see ``array_bytes``."""
+    if not any(map(_miscounted, batch.schema.types)):
+        try:
+            return int(batch.nbytes)
+        except pa.ArrowTypeError:
+            pass
+    return sum(map(array_bytes, batch.columns))
 
 
 def array_bytes(array: pa.Array) -> int:
     """Bytes of the values of ``array``; of views with everything that their buffers hold.
 
-    ``nbytes`` of PyArrow 21 raises for views, and for what has them inside; see ``batch_bytes``.
+    Of a dense union it is the share of its rows. ``nbytes`` of PyArrow 21 raises for views, and for
+    what has them inside.
     """
-    if casts_lose_buffers and has_views(array.type):
-        return _counted(array)
-    try:
-        return int(array.nbytes)
-    except pa.ArrowTypeError:
-        return _counted(array)
+    if not _miscounted(array.type):
+        try:
+            return int(array.nbytes)
+        except pa.ArrowTypeError:
+            pass
+    return _counted(array)
 
 
 def _counted(array: pa.Array) -> int:
@@ -50,6 +45,13 @@ def _counted(array: pa.Array) -> int:
     if types.is_string_view(kind) or types.is_binary_view(kind):
         texts: int = sum(each.size for each in others[1:] if each is not None)
         return size + 16 * rows + texts
+    if types.is_union(kind):
+        children = [array.field(place) for place in range(kind.num_fields)]
+        inside = sum(map(array_bytes, children))
+        if kind.mode == "sparse":
+            return rows + inside
+        values = sum(map(len, children))
+        return 5 * rows + inside * min(rows, values) // max(values, 1)
     if types.is_struct(kind):
         return size + sum(array_bytes(array.field(place)) for place in range(kind.num_fields))
     if types.is_list_view(kind) or types.is_large_list_view(kind):
@@ -63,6 +65,15 @@ def _counted(array: pa.Array) -> int:
         width = 8 if types.is_large_list(kind) else 4
         return size + width * rows + array_bytes(array.values.slice(start, end - start))
     return int(array.get_total_buffer_size())
+
+
+def _miscounted(kind: pa.DataType) -> bool:
+    """Whether ``nbytes`` may end the process.
+
+    That of PyArrow 26 does for a union without rows, and that of PyArrow 24 for views that a cast
+    has made.
+    """
+    return _has_union(kind) or may_lack_buffers(kind)
 
 
 def _has_union(kind: pa.DataType) -> bool:

@@ -1,7 +1,7 @@
-"""Views of text and bytes whose buffers are not all there, as casts of PyArrow 21 to 24 leave them.
+"""Views of text and bytes that lack a buffer: casts of PyArrow 21 to 24 make them.
 
-Such a cast leaves out a buffer of long values that would be empty. PyArrow reads and writes these
-arrays, and ends the process if one is handed on through Arrow's C data interface.
+Such a cast leaves out the buffer of long values if it would be empty. PyArrow reads and writes
+these arrays. It ends the process if one goes through Arrow's C data interface.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from typing import Final
 
 import pyarrow as pa
 
-__all__ = ["casts_lose_buffers", "has_views", "with_all_buffers"]
+__all__ = ["CASTS_LOSE_BUFFERS", "may_lack_buffers", "with_all_buffers"]
 
-casts_lose_buffers: Final = int(pa.__version__.partition(".")[0]) < 25
+CASTS_LOSE_BUFFERS: Final = int(pa.__version__.partition(".")[0]) < 25
 """Whether casts of this PyArrow may leave buffers out."""
 
 
-def has_views(given: pa.Schema | pa.DataType) -> bool:
-    """Whether a type is of views of text or bytes, or has such inside; or a column of a schema."""
-    kinds = given.types if isinstance(given, pa.Schema) else [given]
-    return any(map(_with_views, kinds))
+def may_lack_buffers(*kinds: pa.DataType) -> bool:
+    """Whether arrays of one of these types may lack a buffer, with this PyArrow."""
+    return CASTS_LOSE_BUFFERS and any(map(_with_views, kinds))
 
 
 def with_all_buffers(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -158,7 +158,7 @@ def add_client_tls(command: argparse.ArgumentParser) -> None:
 def client_tls(args: argparse.Namespace) -> ClientTls | None:
     """What the TLS options say; None: none of them is given.
 
-    Raises OSError, and ConfigError for a file that holds no password.
+    Raises ConfigError for a file that holds no password, or cannot be read.
     """
     from aqueduct.carriers.certificates import ClientTls
 
@@ -192,7 +192,7 @@ def add_token(command: argparse.ArgumentParser) -> None:
 def shown_token(args: argparse.Namespace) -> str | None:
     """The token to show: of ``--token``, of the file, or of the environment; None: there is none.
 
-    Raises OSError, CommandFailed for a file that holds none, and ConfigError for a large one.
+    Raises CommandFailed for a file that holds none, and ConfigError for one that cannot be read.
     """
     if args.token is not None and args.token_file is not None:
         args.usage.error("--token and --token-file exclude each other")

@@ -139,8 +139,8 @@ class BatchFile:
     def close(self) -> None:
         """Closes the file. Standard input stays open, and nobody reads it any more.
 
-        Threads of pyarrow have left a pipe then, or had a second for it. Python ends threads that
-        come back to it while it ends itself: in C++ that would end the process with SIGABRT.
+        It waits until pyarrow's threads have left a pipe, for a second at most. While Python ends,
+        it ends each thread that comes back to it. In C++ that would end the process with SIGABRT.
         """
         if self._pipe is None:
             if self._file is not None:
@@ -205,7 +205,7 @@ class BatchFile:
         )
         if wanted is None:
             return reader.schema, iter(reader)
-        # Not a generator: its frame would hold the reader as long as an error is told.
+        # A generator's frame would hold the reader for as long as its error is known.
         return wanted, map(partial(self._fitted, wanted=wanted), reader)
 
     def _fitted(self, batch: pa.RecordBatch, *, wanted: pa.Schema) -> pa.RecordBatch:

@@ -90,10 +90,6 @@ def _read_password(chosen: dict[str, Given]) -> None:
         raise ConfigError(f"{other.where} and {told.where} exclude each other")
     try:
         password = password_in(told.value)
-    except OSError as error:
-        raise ConfigError(
-            f"{told.where}: {escape(os.fspath(told.value))}: {error.strerror}"
-        ) from error
     except ConfigError as error:
         raise ConfigError(f"{told.where}: {error}") from None
     chosen["serve.key_password"] = Given(password, told.source, told.where)

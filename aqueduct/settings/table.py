@@ -80,7 +80,9 @@ class Serve:
     )
     key_password_file: FilePath | None = field(
         default=None,
-        metadata=_option("a file whose one line is that password; read at the start", "FILE"),
+        metadata=_option(
+            "a file with one line, which is that password; it is read at the start", "FILE"
+        ),
     )
     client_ca: Pem | None = field(
         default=None,

@@ -62,7 +62,7 @@ class Watch:
         """Shows how the queries stand. Raises what Spark raises."""
         self._queries.require_context()
         counted = self._tally.value
-        if counted.tasks < self._before.tasks:  # somebody has cleared the tally
+        if counted.tasks < self._before.tasks:  # `clear` was called
             self._before = Total()
         if not self._shown and not self._queries.at_work():
             self._before = counted

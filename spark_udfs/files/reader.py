@@ -160,9 +160,8 @@ class _Parquet:
             order = order or _order(batch.schema, self.schema)
             read += batch.num_rows
             yield from _cut(_as(batch, self.schema, order), batch_bytes)
-        if (
-            read != described.num_rows
-        ):  # PyArrow 21 takes the end of a cut file for that of the rows
+        # PyArrow 21 ends without an error where a file was cut.
+        if read != described.num_rows:
             raise pa.ArrowInvalid(
                 f"{read} of its {described.num_rows} rows could be read; has the file been cut?"
             )

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given
 
 from aqueduct.arrow.json_rows import decode_rows, encode_rows, fits_json, most_values
-from aqueduct.arrow.views import casts_lose_buffers
+from aqueduct.arrow.views import CASTS_LOSE_BUFFERS
 from aqueduct.errors import BadCall, BatchTooLarge, LocalProtocolError
 from tests.arrow.strategies import streams
 from tests.support.selection import some_examples
@@ -122,7 +122,7 @@ def test_any_batch_comes_back(batches):
         back.validate(full=True)
         assert back.schema.equals(batch.schema)
         # PyArrow 21 to 24 shows wrong rows of a slice of a sparse union.
-        if not casts_lose_buffers or "sparse_union" not in str(batch.schema):
+        if not CASTS_LOSE_BUFFERS or "sparse_union" not in str(batch.schema):
             assert back.to_pylist() == batch.to_pylist()
         assert encode_rows(back) == text
 
@@ -226,7 +226,7 @@ def test_no_rows_are_a_batch_without_rows(text):
         ("[", "the array does not end"),
         ('[{"a":NaN}]', "NaN is no JSON; write it as a text"),
         ('[{"a":}]', "Expecting value"),
-        ("[" * 100_000, "not JSON rows: "),  # the rest is Python's, and not the same in each
+        ("[" * 100_000, "not JSON rows: lists or objects are nested too deeply"),
         ("[1]", "row 0: an object is wanted, and 1 came"),
         ('[{},[]]', "row 1: an object is wanted, and an array came"),
         ('[{"a":1,"a":1}]', "an object has the name 'a' twice"),
@@ -244,6 +244,9 @@ def test_bytes_that_are_no_text_are_refused():
         decode_rows(b"\xff", pa.schema({"a": pa.int8()}))
 
 
+NO_SUCH_DAY = (  # as Python says it
+    "day is out of range" if sys.version_info < (3, 14) else "day 30 must be in range 1..28"
+)
 UNFIT = [
     (pa.bool_(), "1", "true or false is wanted, and 1 came"),
     (pa.int8(), "300", "300 is out of the range of int8"),
@@ -280,7 +283,7 @@ UNFIT = [
     (pa.string(), '"\\ud800"', "surrogates"),
     (pa.binary(), '"a"', "no base64"),
     (pa.binary(2), '"YQ=="', "2"),
-    (pa.date32(), '"2026-02-30"', " range"),  # Python's text
+    (pa.date32(), '"2026-02-30"', NO_SUCH_DAY),
     (pa.date32(), "5", "a date, as text"),
     (pa.time32("s"), '"24:00:00"', "no time of a day"),
     (pa.time32("s"), '"01:00:00.5"', ".5 seconds does not fit the unit s"),

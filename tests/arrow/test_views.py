@@ -5,11 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from aqueduct.arrow import views
 from aqueduct.arrow.decode import Decoder
 from aqueduct.arrow.encode import Encoder
 from aqueduct.arrow.joining import joined as put_together
 from aqueduct.arrow.sizes import batch_bytes
-from aqueduct.arrow.views import casts_lose_buffers, has_views, with_all_buffers
+from aqueduct.arrow.views import CASTS_LOSE_BUFFERS, may_lack_buffers, with_all_buffers
 from tests.arrow.test_compact import joined
 
 TEXTS = ["short", None, ""]
@@ -43,14 +44,18 @@ def batch_of(array: pa.Array) -> pa.RecordBatch:
     ],
     ids=str,
 )
-def test_schemas_with_views_are_told_from_others(kind: pa.DataType, has: bool) -> None:
-    assert has_views(pa.schema({"a": pa.int8(), "b": kind})) is has
+def test_types_with_views_may_lack_buffers(
+    kind: pa.DataType, has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for wrong in (False, True):
+        monkeypatch.setattr(views, "CASTS_LOSE_BUFFERS", wrong)
+        assert may_lack_buffers(pa.int8(), kind) is (has and wrong)
 
 
 @pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view()], ids=str)
 def test_a_missing_buffer_is_added(kind: pa.DataType) -> None:
     batch = batch_of(cast(kind))
-    assert lacks(batch.column(0)) is casts_lose_buffers
+    assert lacks(batch.column(0)) is CASTS_LOSE_BUFFERS
     assert batch_bytes(batch) > 0
     found = with_all_buffers(batch)
     assert not lacks(found.column(0))

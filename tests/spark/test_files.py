@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 
 import numpy as np
@@ -239,14 +238,14 @@ def test_a_file_that_is_cut_while_it_is_read_is_named_and_the_next_one_is_read(t
     wanted = noise(1 << 18)  # two columns of 2 MiB
     paths = [tmp_path / "cut.parquet", tmp_path / "whole.parquet"]
     for path in paths:
-        pq.write_table(wanted, path, row_group_size=1 << 16)
+        pq.write_table(wanted, path, row_group_size=1 << 18)
     found = read([Part(str(path)) for path in paths], None, 256 << 10)
     assert next(piece for piece in found if piece.batch is not None).group == 0
     os.truncate(paths[0], 1 << 20)
     rest = list(found)
     [failed] = [piece for piece in rest if piece.error is not None]
     assert failed.part == 0
-    assert re.search(rf"{re.escape(str(paths[0]))}, row group [0-3]", str(failed.error))
+    assert f"{paths[0]}, row group 0" in str(failed.error)
     assert rows_of([piece for piece in rest if piece.part == 1]).equals(wanted)
 
 
@@ -510,8 +509,11 @@ def test_directories_patterns_and_files_are_found(folder):
 def test_large_files_are_split_by_row_groups(folder):
     size = (folder / "0.parquet").stat().st_size
     found = [part for part, _ in find_parts([str(folder / "0.parquet")], size // 2)]
-    assert [group for part in found for group in part.groups or ()] == list(range(5))
-    assert len(found) in (2, 3)  # by how much the last group is smaller than the others
+    assert [part.groups for part in found] in (
+        [(0, 1), (2, 3, 4)],
+        [(0, 1, 2), (3, 4)],
+        [(0, 1), (2, 3), (4,)],  # as PyArrow 21 writes them, in which the last one is as large
+    )
     each = [part.groups for part, _ in find_parts([str(folder / "0.parquet")], 1)]
     assert each == [(k,) for k in range(5)]
 

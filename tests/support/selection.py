@@ -17,7 +17,7 @@ some_examples = settings(max_examples=EXAMPLES)
 
 
 def needs_pyspark(*least: int) -> pytest.MarkDecorator:
-    """For a test of what an older PySpark has not, which the lowest versions are tried with."""
+    """Skips a test where PySpark is older: `ci/lower_bounds.sh` runs it with the lowest version."""
     try:
         found = tuple(map(int, version("pyspark").split(".")[:2]))
     except PackageNotFoundError:

@@ -23,7 +23,6 @@ from tests.protocol.channels.arriving import (
     taken,
     told,
 )
-from tests.support.selection import some_examples
 
 PREFIX = codec.VERSION + ROUTE
 
@@ -55,7 +54,6 @@ def bring(core: ChannelConnection, piece: memoryview, data: st.DataObject) -> No
         core.inlet_done(9, 200.0)
 
 
-@some_examples
 @given(st.lists(SIZES, max_size=6), st.lists(st.integers(1, 60_000), max_size=30), st.data())
 def test_an_inlet_and_feeding_say_the_same(
     sizes: list[int], cuts: list[int], data: st.DataObject
