@@ -25,7 +25,7 @@ demo: .venv/.stamp-python ## a service scores flights inside Spark; SCHEME=tls, 
 	@$(BESIDE) java .venv/.stamp-demo .venv/.stamp-build
 	ci/env python -m spark_udfs.demo $(addprefix --scheme ,$(SCHEME)) $(addprefix --address ,$(ADDRESS))
 
-test: lint .venv/spark.jsa ## lint, and every test that is not long; about 12 minutes
+test: lint .venv/spark.jsa ## lint, and every test that is not long; about 14 minutes
 	$(PYTEST) -m "not long" tests
 
 test-long: setup ## long tests, more examples, versions of what is installed, `make pythons`
