@@ -83,6 +83,8 @@ class BatchFile:
         self._read = 0
         self._size = 0
         self._standard = name == STANDARD
+        self._read_ahead = kind == "csv"
+        """Whether threads of pyarrow read it."""
         self._pipe: PipeInput | None = None
         self._file: Any
         if self._standard:
@@ -139,7 +141,7 @@ class BatchFile:
     def close(self) -> None:
         """Closes the file. Standard input stays open, and nobody reads it any more.
 
-        It waits until pyarrow's threads have left a pipe, for a second at most. While Python ends,
+        It waits until threads of pyarrow have left a pipe, for a second at most. While Python ends,
         it ends each thread that comes back to it. In C++ that would end the process with SIGABRT.
         """
         if self._pipe is None:
@@ -149,7 +151,7 @@ class BatchFile:
         self._pipe.interrupt()
         gone = self._pipe.gone
         self._batches, self._file, self._pipe = iter(()), None, None
-        if not gone.is_set():
+        if self._read_ahead and not gone.is_set():
             gone.wait(_LEAVING)
             time.sleep(_GRACE)
 
