@@ -211,10 +211,15 @@ def test_what_is_under_way_is_cancelled_when_the_executor_hangs_up(peer):
 
 def test_leaving_early_cancels_what_is_under_way(peer):
     service, server = peer
+
+    def only(table):
+        gated(service, server)  # before any other request begins
+        return stream_of(table)
+
+    service.answer = only
     found = answers(calling(str(server.address)), map(batch, range(20)))
     assert value_of(next(found).batch) == 0
-    gated(service, server)
-    next(found)
+    until(lambda: service.at_work >= 7)
     found.close()
     until(lambda: service.at_work == 0)
     assert process_pool().snapshot()["leases"] == 0
