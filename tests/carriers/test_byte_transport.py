@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import socket
+import struct
 from collections.abc import Iterable
 from typing import Any
 
@@ -53,6 +54,12 @@ async def connected(buffers: list[Any]) -> tuple[Sender, socket.socket]:
         lambda: Sender(buffers), sock=ours
     )
     return sender, theirs
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """Two sockets that TCP connects."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return socket.create_connection(listener.getsockname()), listener.accept()[0]
 
 
 async def everything(sock: socket.socket, size: int) -> bytes:
@@ -128,9 +135,7 @@ def test_what_the_peer_has_not_taken_is_known(family: socket.AddressFamily) -> N
         if family == socket.AF_UNIX:
             ours, theirs = socket.socketpair()
         else:
-            with socket.create_server(("127.0.0.1", 0)) as listener:
-                ours = socket.create_connection(listener.getsockname())
-                theirs = listener.accept()[0]
+            ours, theirs = tcp_pair()
         theirs.setblocking(False)
         _, sender = await loop.create_connection(lambda: Sender([bytes(16 << 20)]), sock=ours)
         with theirs:
@@ -148,6 +153,23 @@ def test_what_the_peer_has_not_taken_is_known(family: socket.AddressFamily) -> N
             sender.cut()
             await asyncio.wait_for(sender.ended, LIMIT)
             assert sender.untaken == 0
+
+    asyncio.run(run())
+
+
+def test_a_finish_right_after_a_reset_ends_the_connection() -> None:
+    async def run() -> None:
+        ours, theirs = tcp_pair()
+        _, sender = await asyncio.get_running_loop().create_connection(
+            lambda: Sender([]), sock=ours
+        )
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        theirs.close()
+        with pytest.raises(OSError, match="not connected"):  # the event loop does not know it yet
+            ours.getpeername()
+        sender.finish(drain=True)
+        await asyncio.wait_for(sender.ended, LIMIT)
+        assert not sender.free
 
     asyncio.run(run())
 

@@ -195,8 +195,12 @@ class ByteTransport(asyncio.BufferedProtocol):
                 pass
             elif drain and transport.can_write_eof():
                 self._draining = True
-                transport.write_eof()
-                transport.resume_reading()
+                try:
+                    transport.write_eof()
+                except OSError:  # the peer has reset it, and asyncio has not read that yet
+                    transport.abort()
+                else:
+                    transport.resume_reading()
             elif drain and last:
                 self._draining = True
                 transport.resume_reading()
