@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aqueduct
+from aqueduct.address import Address
 from aqueduct.client.loop_thread import LoopThread
 from aqueduct.client.retry import Backoff, may_pass, renumbered, with_note
 from aqueduct.config import Config, Timing
@@ -40,7 +41,6 @@ from tests.spark.callees import (
     until,
     value_of,
 )
-from tests.support.proxy import cutting_each
 
 TCP = "aqueduct+tcp://127.0.0.1:0"
 REACTIVE = "reactivesocket+tcp://127.0.0.1:0"
@@ -62,20 +62,19 @@ class Cutting(StreamRelay):
 @contextmanager
 def cut(address: str, fates) -> Iterator[tuple[str, Cutting]]:
     """The address of a proxy before ``address``, and the proxy."""
-    scheme, _, place = address.partition("://")
-    host, _, port = place.partition(":")
+    behind = Address.parse(address)
     thread = LoopThread("test-proxy")
     made: list[Cutting] = []
 
     async def start() -> int:
         made.append(Cutting(fates))
-        return made[0].start((host, int(port)))[1]  # type: ignore[return-value]
+        return made[0].start((behind.host, behind.port))[1]  # type: ignore[return-value]
 
     async def close() -> None:
         made[0].close()
 
     try:
-        yield f"{scheme}://127.0.0.1:{thread.run(start())}", made[0]
+        yield str(behind.with_port(thread.run(start()))), made[0]
     finally:
         thread.run(close())
         thread.stop()
@@ -217,25 +216,27 @@ def test_a_service_that_has_restarted_is_asked_again_on_a_new_connection(caplog)
 
 def test_cut_connections_are_no_retries_where_they_can_be_resumed(running):
     callee = Callee()
+    fates = [
+        (Fate(), Fate(40_000, End.RESET)),
+        (Fate(50_000, End.RESET), Fate()),
+        (Fate(), Fate(30_000, End.FIN)),
+        (Fate(20_000, End.FIN), Fate()),
+    ]
     with (
         running(callee.service, TCP + "?resume=60s", dev_certificate=False) as address,
-        cutting_each(address, 0.1) as proxy,
+        cut(address, fates) as (place, proxy),
     ):
         numbers = TaskMetrics()
-        call = calling(proxy.address, handler="square once", in_flight=5)
-        given = (pause(0.005, batch(value, 200)) for value in range(200))
+        call = calling(place, handler="square once", in_flight=5)
+        given = (batch(value, 200) for value in range(200))
         check_squares(list(answers(call, given, numbers=numbers)), 200)
+        assert len(proxy.links) == 5
         assert set(callee.asked.values()) == {1}
         assert (numbers.retries, numbers.reconnects) == (0, 0)
-        assert numbers.resumes >= 3
+        assert numbers.resumes == 4
         process_pool().close()
         until(lambda: not callee.service.counters()["open_connections"])
         assert callee.service.counters()["resumes"] >= numbers.resumes
-
-
-def pause(seconds, found):
-    time.sleep(seconds)
-    return found
 
 
 def test_nothing_answered_is_asked_again(running):
