@@ -8,6 +8,7 @@ import socket
 import struct
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +148,15 @@ async def test_each_address_that_fails_is_named(names: Callable[..., None]) -> N
 
 @pytest.fixture
 def full() -> Iterator[int]:
-    """A port of 127.0.0.9 where connections are neither taken nor refused."""
-    with socket.socket() as silent, socket.socket() as first, socket.socket() as second:
-        silent.bind(("127.0.0.9", 0))
+    """A port of 127.0.0.9 where connections are neither taken nor refused.
+
+    At 127.0.0.1 a listener of the test may have it, and nobody else.
+    """
+    with ExitStack() as stack:
+        kept, silent, first, second = (stack.enter_context(socket.socket()) for _ in range(4))
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        silent.bind(("127.0.0.9", kept.getsockname()[1]))
         silent.listen(0)
         for filler in (first, second):
             filler.setblocking(False)

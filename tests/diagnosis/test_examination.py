@@ -190,7 +190,7 @@ async def test_blocked_udp_is_told_with_the_carrier_that_works() -> None:
     async with tls_service("127.0.0.1") as port:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
             silent.bind(("127.0.0.1", port))
-            found = await examine(f"aqueduct://127.0.0.1:{port}", tls=CA, timeout=0.6)
+            found = await examine(f"aqueduct://127.0.0.1:{port}", tls=CA, timeout=1.5)
     check = by_check(found)["reach aqueduct"]
     assert check.status is Severity.FAILED
     assert f"let UDP port {port} through the firewalls" in check.remedy

@@ -182,7 +182,7 @@ async def _lost(side: relink.RelinkConnection) -> None:
 async def test_the_time_runs_until_messages_flow_not_until_a_handshake(tmp_path: Path) -> None:
     """A listener that agrees on the old link and never resumes it."""
     proxy = StreamRelay()
-    config = brisk(keep=1.0, handshake_deadline=0.2)
+    config = brisk(keep=3.0, handshake_deadline=0.2)
     async with joined("tcp", tmp_path, config, proxy=proxy) as pair:
         # Hello, and the answer with the old link: 24 bytes. The resume does not pass.
         proxy.down = Fate(limit=24)

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from contextlib import ExitStack
+from itertools import count, islice
 
 import pytest
 
@@ -57,10 +58,19 @@ def test_batches_are_spread(several, ordered, retries):
     callees, places = several(3)
     call = calling(*places, ordered=ordered, retries=retries)
     numbers = TaskMetrics()
-    given = (batch(value, 200) for value in range(300))
-    check_squares(list(answers(call, given, numbers=numbers)), 300, ordered=ordered)
+    values = count()
+
+    def source():
+        while not all(callee.asked for callee in callees):  # until all are connected
+            yield batch(next(values), 200)
+        for value in islice(values, 300):
+            yield batch(value, 200)
+
+    found = list(answers(call, source(), numbers=numbers))
+    total = next(values)
+    check_squares(found, total, ordered=ordered)
     assert all(sum(callee.asked.values()) > 20 for callee in callees)
-    assert sum(sum(callee.asked.values()) for callee in callees) == 300
+    assert sum(sum(callee.asked.values()) for callee in callees) == total
     assert (numbers.retries, numbers.reconnects) == (0, 0)
     assert numbers.bytes_sent == sum(c.service.counters()["bytes_in"] for c in callees)
 
