@@ -7,6 +7,7 @@ import dataclasses
 import json
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -211,15 +212,19 @@ def test_what_is_under_way_is_cancelled_when_the_executor_hangs_up(peer):
 
 def test_leaving_early_cancels_what_is_under_way(peer):
     service, server = peer
+    turns = asyncio.Semaphore(0)
+    service.gate = SimpleNamespace(wait=turns.acquire)
 
-    def only(table):
-        gated(service, server)  # before any other request begins
-        return stream_of(table)
+    def one():
+        until(lambda: service.at_work == 8)
+        server.loop.call_soon_threadsafe(turns.release)
 
-    service.answer = only
+    answering = threading.Thread(target=one)
+    answering.start()
     found = answers(calling(str(server.address)), map(batch, range(20)))
     assert value_of(next(found).batch) == 0
-    until(lambda: service.at_work >= 7)
+    answering.join()
+    assert service.at_work >= 7
     found.close()
     until(lambda: service.at_work == 0)
     assert process_pool().snapshot()["leases"] == 0

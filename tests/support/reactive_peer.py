@@ -55,7 +55,8 @@ class Stranger:
         self.asked: list[dict[str, str]] = []
         self.at_work = self.most_at_work = 0
         self.connections = 0
-        self.gate: asyncio.Event | None = None
+        self.gate: Any = None
+        """Each request waits for ``gate.wait()`` first, if there is one."""
         self.answer: Callable[[pa.Table], bytes] = stream_of
 
     async def respond(self, request: ReactiveRequest) -> None:
