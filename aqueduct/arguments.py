@@ -69,6 +69,8 @@ Size: TypeAlias = int | str
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _MOST: Final = (1 << 63) - 1
+_LONGEST: Final = 10 * 366 * 86_400
+"""Seconds. A service allows calls no longer deadline; timers of the system take some more."""
 _ARROW_STREAM: Final = "__arrow_c_stream__"
 _ARROW_ARRAY: Final = "__arrow_c_array__"
 _ENDPOINT: Final = 255  # bytes of a name in the handshake of Relink
@@ -152,7 +154,7 @@ def size(given: Any, *, least: int = 1) -> int:
 
 
 def duration(given: Any, *, least: float = 0.0) -> float:
-    """Reads seconds, ``least`` or more: 2.5, "30s", "500ms", "2min", a ``timedelta``."""
+    """Reads seconds, ``least`` or more, ten years at most: 2.5, "30s", "2min", a ``timedelta``."""
     if isinstance(given, str):
         found = _DURATION.fullmatch(given.strip())
         if found is None:
@@ -167,6 +169,8 @@ def duration(given: Any, *, least: float = 0.0) -> float:
         raise TypeError
     if not math.isfinite(given) or given < least:
         raise ValueError
+    if float(given) > _LONGEST:
+        raise ConfigError(f"{shown(given)} s is above {_LONGEST} s, the most that is possible")
     return given if isinstance(given, int | float) else float(given)
 
 
