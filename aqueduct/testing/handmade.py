@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Self, cast
@@ -105,30 +106,39 @@ class _Origin:
 class HandMadeBatches:
     """Batches for a handler, to be read by ``for`` and by ``async for``; see ``batches``."""
 
-    def __init__(self, given: Iterator[pa.RecordBatch]) -> None:
+    def __init__(self, given: Iterator[pa.RecordBatch], call: HandMadeCall | None = None) -> None:
         self._given = given
+        self._call = call
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> pa.RecordBatch:
+        if self._call is not None:
+            self._call.check()
         return next(self._given)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> pa.RecordBatch:
+        if self._call is not None and self._call.cancelled:
+            raise asyncio.CancelledError
         for batch in self._given:
             return batch
         raise StopAsyncIteration
 
 
-def batches(*given: pa.RecordBatch) -> HandMadeBatches:
-    """What a generator, an async generator or a sink takes its batches from."""
+def batches(*given: pa.RecordBatch, call: HandMadeCall | None = None) -> HandMadeBatches:
+    """What a generator, an async generator or a sink takes its batches from.
+
+    Once ``call`` is cancelled there are no more: ``for`` raises its Cancelled, and ``async for``
+    raises asyncio.CancelledError, as in a service.
+    """
     for number, batch in enumerate(given):
         if not isinstance(batch, pa.RecordBatch):
             raise ConfigError(
                 f"batches: batch {number} is of type {type(batch).__name__}; it must be a "
                 "pyarrow.RecordBatch"
             )
-    return HandMadeBatches(iter(given))
+    return HandMadeBatches(iter(given), call)

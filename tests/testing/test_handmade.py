@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 
 import pyarrow as pa
 import pytest
@@ -118,3 +119,50 @@ async def test_batches_are_read_by_handlers_of_each_shape() -> None:
     assert await sink(aqueduct.testing.batches(*given)) == {"rows": 3}
     with pytest.raises(ConfigError, match=r"batch 1 is of type Table; it must be a pyarrow\.Rec"):
         aqueduct.testing.batches(given[0], pa.Table.from_batches(given))
+
+
+async def test_a_cancelled_call_has_no_more_batches() -> None:
+    call = aqueduct.testing.call(schema=NUMBERS)
+    given = aqueduct.testing.batches(numbers(1), numbers(2), numbers(3), call=call)
+    assert next(given) == numbers(1)
+    assert await anext(given) == numbers(2)
+    call.cancel("enough")
+    with pytest.raises(Cancelled, match="enough"):
+        next(given)
+    with pytest.raises(asyncio.CancelledError):
+        await anext(given)
+
+
+@pytest.mark.parametrize("kind", ["for", "async for"])
+async def test_a_service_cancels_reading_as_a_call_made_by_hand_does(kind: str) -> None:
+    """The client goes away while the handler waits for its next batch."""
+    service, raised = aqueduct.Service("test"), queue.SimpleQueue[BaseException]()
+    address = f"memory://hand-made-{kind.replace(' ', '-')}"
+
+    def read(batches):
+        try:
+            yield from batches
+        except BaseException as error:
+            raised.put(error)
+            raise
+
+    async def read_async(batches):
+        try:
+            async for batch in batches:
+                yield batch
+        except BaseException as error:
+            raised.put(error)
+            raise
+
+    handler = read if kind == "for" else read_async
+    service.handler("read", input=NUMBERS, output=NUMBERS)(handler)
+
+    async def source():
+        yield numbers(1)
+        await asyncio.Event().wait()
+
+    async with service.serving(address), aqueduct.Client(address) as client:
+        async with client.exchange("read", source(), schema=NUMBERS) as stream:
+            assert await anext(stream) == numbers(1)
+        error = await asyncio.to_thread(raised.get, timeout=20)
+    assert type(error) is (Cancelled if kind == "for" else asyncio.CancelledError)
