@@ -47,6 +47,7 @@ __all__ = [
     "HEADERS",
     "OPTIONS",
     "PREFIX",
+    "SOURCE_SETTINGS",
     "TLS",
     "Option",
     "argument",
@@ -255,6 +256,14 @@ OPTIONS: Final[Mapping[str, Option]] = MappingProxyType(
     }
 )
 """Every option that is common to ``exchange`` and its relatives, by name."""
+SOURCE_SETTINGS: Final[Mapping[str, Option]] = MappingProxyType(
+    {
+        "commit_deadline": Option(
+            "commit_deadline", "seconds above zero, such as 10min, or none", seconds
+        ),
+    }
+)
+"""Options of the Data Source alone that a setting may give, by name."""
 
 
 def convert(
@@ -294,7 +303,8 @@ def defaults(*names: str, session: SparkSession | None = None) -> dict[str, Any]
     ConfigError: an unknown setting under ``spark.aqueduct.``, or a value that it cannot have, also
     if it is none of ``names``.
     """
-    known = {name: option for name, option in OPTIONS.items() if option.setting}
+    every = {**OPTIONS, **SOURCE_SETTINGS}
+    known = {name: option for name, option in every.items() if option.setting}
     found = convert(_settings(session), known, what="setting", prefix=PREFIX)
     return {name: value for name, value in found.items() if not names or name in names}
 

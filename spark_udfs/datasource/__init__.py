@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pyspark.sql.datasource import DataSource
 
 from spark_udfs.calls.telemetry import Setup, Trace
-from spark_udfs.datasource.options import SHARED, Settings, settings_of
+from spark_udfs.datasource.options import Settings, settings_of
 from spark_udfs.options import argument, defaults
 from spark_udfs.versions import younger
 
@@ -100,7 +100,7 @@ def register(spark: SparkSession, *, telemetry: Setup | None = None) -> None:
     argument("spark", spark)
     if telemetry is not None:
         argument("telemetry", telemetry)
-    found = {name: value for name, value in defaults(session=spark).items() if name in SHARED}
+    found = defaults(session=spark)
     trace = Trace(telemetry)
     source: type[AqueductSource] = AqueductSource
     if found or trace.wanted:

@@ -14,13 +14,14 @@ from spark_udfs.calls.pool import Peer
 from spark_udfs.calls.telemetry import Trace, carrier_of
 from spark_udfs.functions.casts import Cast
 from spark_udfs.options import (
+    HEADERS,
     OPTIONS,
+    SOURCE_SETTINGS,
     TLS,
     Option,
     convert,
     layered,
     missing_address,
-    seconds,
     size,
     text,
     tls_of,
@@ -73,9 +74,12 @@ WRITING: Final[Mapping[str, Option]] = MappingProxyType(
     {
         option.name: option
         for option in (
-            Option("commit_deadline", "seconds above zero, such as 10min, or none", seconds),
+            SOURCE_SETTINGS["commit_deadline"],
             Option(
-                "write_key", "the name of what is written, the same when it is done again", text
+                "write_key",
+                "the name of what is written, the same when it is done again",
+                text,
+                setting=False,  # all writes of the session would be one
             ),
         )
     }
@@ -152,7 +156,8 @@ def settings_of(
     mine = _given(given)
     if not mine:
         raise ConfigError(_NOTHING)
-    values = {name: value for name, value in defaults.items() if name in SHARED}
+    known = (*KNOWN, *HEADERS.values())
+    values = {name: value for name, value in defaults.items() if name in known}
     values = layered(values, convert(mine, KNOWN))
     path = values.pop("path", None)
     carrier = values.pop("trace", None)

@@ -67,6 +67,9 @@ T = TypeVar("T")
 COMMIT_DEADLINE: Final = 600.0
 """Seconds for which a commit without an answer is repeated, unless the option of that name says
 else."""
+_YEAR: Final = 366 * 86_400.0
+"""Seconds: the deadline of a commit that has none. Without one a slow commit would be ended by
+Timing.progress_deadline of the service."""
 _PAUSE_LIMIT: Final = 5.0
 
 
@@ -203,7 +206,7 @@ class Writing:
         until = None if seconds is None else time.monotonic() + seconds
 
         def commit(sink: SinkWriter) -> Any:
-            left = None if until is None else max(until - time.monotonic(), 0.001)
+            left = _YEAR if until is None else max(until - time.monotonic(), 0.001)
             return sink.commit(write_key, prepared, deadline=left)
 
         result = self._patiently(commit, until=until)

@@ -123,6 +123,21 @@ def test_a_commit_waits_for_a_service_that_is_away(
     assert shelf.rows == [1, 2]
 
 
+def test_a_slow_commit_is_waited_for_where_it_has_no_deadline(
+    shelf: Shelf, address: str, running: Any, writing: Any
+) -> None:
+    """The service ends a call without a deadline sooner, and the job would fail for it."""
+    settings = config(timing={"progress_deadline": 0.2})
+    shelf.blocked.clear()
+    with running(service_with(shelf, settings), address, dev_certificate=False):
+        told = messages(shelf, writing())
+        going_on = threading.Timer(1.0, shelf.blocked.set)
+        going_on.start()
+        writing(commit_deadline="none").commit(RUN, told)
+        going_on.join(20)
+    assert shelf.rows == [1, 2]
+
+
 def test_a_commit_that_nobody_answers_fails_after_its_deadline(address: str, writing: Any) -> None:
     began = time.monotonic()
     with pytest.raises(ConnectFailed):

@@ -63,17 +63,22 @@ def test_tokens_headers_and_settings(running, spark):
     with running(service, TCP) as address:
         spark.conf.set("spark.aqueduct.address", address)
         spark.conf.set("spark.aqueduct.token", "open")
+        spark.conf.set("spark.aqueduct.header.region", "north")
         try:
             spark_udfs.register(spark)
-            source = spark.read.format("aqueduct").option("header.region", "north")
+            source = spark.read.format("aqueduct")
+            assert source.load("words").count() == 3
+            source = source.option("header.region", "south")
             assert source.load("words").count() == 3
             with pytest.raises(PySparkException, match="the token 'shut' opens nothing"):
                 source.option("token", "shut").load("words")
         finally:
             spark.conf.unset("spark.aqueduct.address")
             spark.conf.unset("spark.aqueduct.token")
+            spark.conf.unset("spark.aqueduct.header.region")
             spark_udfs.register(spark)
     assert seen == {
-        ("aqueduct.table.plan.words", "north"),
-        ("aqueduct.table.read.words", "north"),
+        (f"aqueduct.table.{what}.words", region)
+        for what in ("plan", "read")
+        for region in ("north", "south")
     }

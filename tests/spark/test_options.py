@@ -212,8 +212,9 @@ def settings(spark):
 @pytest.mark.spark
 def test_settings_of_the_session_are_defaults(settings):
     settings(address="aqueduct://a,aqueduct://b", inFlight="4", in_flight_bytes="1m", cast="true")
-    settings(**{"header.team": "blue"})
+    settings(**{"header.team": "blue", "commitDeadline": "none"})
     assert defaults() == {
+        "commit_deadline": None,
         "address": ("aqueduct://a", "aqueduct://b"),
         "in_flight": 4,
         "in_flight_bytes": 1 << 20,
@@ -245,7 +246,8 @@ def test_a_setting_that_cannot_be_names_itself(settings):
 
 
 @pytest.mark.spark
-def test_what_belongs_to_one_call_is_no_setting(settings):
-    settings(columns="a")
-    with pytest.raises(ConfigError, match=r"unknown setting spark\.aqueduct\.columns"):
+@pytest.mark.parametrize("name", ["columns", "write_key", "max_rows"])
+def test_what_belongs_to_one_call_is_no_setting(settings, name):
+    settings(**{name: "1"})
+    with pytest.raises(ConfigError, match=rf"unknown setting spark\.aqueduct\.{name}"):
         defaults()
