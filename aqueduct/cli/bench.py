@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add", "run"]
 
-_LARGEST_BATCH: Final = 1 << 30
-"""Bytes: the data of a batch is made at once."""
+_LARGEST_BATCH: Final = 1000 << 20
+"""Bytes of data, which are made at once. With what Arrow adds it is below Calls.batch_limit."""
 
 
 def add(commands: Commands) -> None:
@@ -55,7 +55,7 @@ def add(commands: Commands) -> None:
         metavar="SIZE",
         type=reader("size"),
         default=1 << 20,
-        help="bytes of a batch, such as 256k; 1g at most (1m)",
+        help="bytes of a batch, such as 256k; 1000m at most (1m)",
     )
     command.add_argument(
         "--most",
@@ -72,7 +72,7 @@ def add(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measures, and prints the figures; the exit status."""
     if args.batch > _LARGEST_BATCH:
-        args.usage.error(f"--batch is {args.batch} bytes; it may be {_LARGEST_BATCH} (1g) at most")
+        args.usage.error(f"--batch is {args.batch} bytes; it may be {_LARGEST_BATCH} (1000m) at most")
     from aqueduct.diagnosis import PathBenchmark
 
     found = PathBenchmark()

@@ -274,9 +274,11 @@ class RunningService:
         closing = min(whole / 4, _CLOSING)
         seconds = whole - closing
         loop = asyncio.get_running_loop()
-        end = loop.time() + whole - closing / 2
+        began = loop.time()
+        end = began + whole - closing / 2
         if not await self._wait_idle(0 if self._forced else seconds):
-            self._refuse_open_calls(seconds)
+            # Less than was planned after a second signal.
+            self._refuse_open_calls(round(min(loop.time() - began, seconds), 2))
             await self._wait_idle(closing / 2)
         relays = end - loop.time()
         last = _LAST * self.config.timing.close_linger

@@ -133,6 +133,8 @@ class Supervisor:
         self._ended = 0
         """How often this was told to end."""
         self._failure = ""
+        self._unheard: OSError | None = None
+        """Why nobody could be told the addresses."""
         self._cut = False
         self._delay = 0.0
         """Of a drain: how long connections are taken as before."""
@@ -162,6 +164,8 @@ class Supervisor:
                 await self._administer()
         finally:
             self._loop.remove_signal_handler(signal.SIGCHLD)
+        if self._unheard is not None:
+            raise self._unheard
         if not self._announced and self._failure:
             raise ConfigError(self._failure)
         return 1 if self._cut else 0
@@ -309,9 +313,14 @@ class Supervisor:
         if self._announced:
             log.info("%s listens", slot.name)
         elif all(other.addresses for other in self._crew):
+            try:
+                for address in slot.addresses:
+                    say(f"listening on {address}")
+            except OSError as error:  # it ends, as one process does that can tell nobody
+                self._unheard, self._failure = error, "standard output takes no addresses"
+                self._kill()
+                return
             self._announced = True
-            for address in slot.addresses:
-                say(f"listening on {address}")
             if self._admin is not None:
                 for address in self._admin.addresses:
                     log.info("admin at %s", address)
@@ -532,7 +541,8 @@ class _Slot:
         if "failed" in message:
             self.failed = message["failed"]
         elif "state" in message:
-            tell_state(message["state"])
+            with suppress(OSError):  # nobody reads standard error
+                tell_state(message["state"])
         elif "report" in message:
             if self._workers.admin is not None:
                 self._workers.admin.came(self.number, message["report"])

@@ -72,7 +72,7 @@ def test_bench_makes_no_batch_that_memory_may_not_hold(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as ended:
         main(["bench", "aqueduct+tcp://127.0.0.1:1", "--batch", "1025m"])
     assert ended.value.code == 2
-    assert "--batch is 1074790400 bytes; it may be 1073741824 (1g)" in capsys.readouterr().err
+    assert "--batch is 1074790400 bytes; it may be 1048576000 (1000m)" in capsys.readouterr().err
 
 
 async def test_bench_shows_at_ctrl_c_what_it_has() -> None:

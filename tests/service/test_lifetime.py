@@ -375,6 +375,28 @@ async def test_stops_have_a_share_of_the_drain(
     assert said == [("model", "0.15"), ("plain", "0.9")]
 
 
+async def test_a_forced_end_tells_how_long_calls_had(caplog: pytest.LogCaptureFixture) -> None:
+    service, begun, force = aqueduct.Service("held"), asyncio.Event(), asyncio.Event()
+
+    @service.handler("hold", input=NUMBERS)
+    async def hold(batch):
+        begun.set()
+        await asyncio.sleep(3600)
+
+    async with service.serving("memory://forced") as running:
+        async with await aqueduct.Client.connect(running.addresses[0]) as client:
+            call = asyncio.ensure_future(client.call("hold", numbers(1)))
+            await begun.wait()
+            draining = asyncio.ensure_future(running.drain(force, 3600))
+            await asyncio.sleep(0.2)
+            force.set()
+            await draining
+            with pytest.raises(aqueduct.AqueductError):
+                await call
+    (told,) = re.findall(r"1 calls did not end within ([0-9.]+) s", caplog.text)
+    assert 0.1 < float(told) < 60
+
+
 async def test_unless_cancels_what_is_under_way() -> None:
     async def forever() -> str:
         try:

@@ -421,6 +421,32 @@ def test_what_cannot_begin_is_one_line_and_status_one(folder, marker, arguments,
     assert words in done.stderr
 
 
+@pytest.mark.parametrize(("output", "status"), [("full", 1), ("closed", 141)])
+def test_workers_whose_addresses_nobody_reads_end_as_one_process_does(folder, output, status):
+    if output == "full":
+        out = os.open("/dev/full", os.O_WRONLY)
+    else:
+        nobody, out = os.pipe()
+        os.close(nobody)
+    try:
+        done = subprocess.run(
+            [*COMMAND, "serve", "crew:service", *LISTEN, "--admin", "127.0.0.1:0"],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env=environment(),
+            timeout=WAIT,
+            check=False,
+        )
+    finally:
+        os.close(out)
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    if output == "full":
+        assert done.stderr == "aqueduct serve: [Errno 28] No space left on device\n"
+
+
 def test_an_address_is_not_shared_with_strangers(folder: Path):
     with crew(folder) as running:
         taken = running.address.partition("?")[0]
