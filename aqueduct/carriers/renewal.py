@@ -8,6 +8,8 @@ its handshake; the next one gets the new certificate.
 from __future__ import annotations
 
 import asyncio
+import datetime
+import functools
 import hashlib
 import os
 import time
@@ -17,7 +19,10 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 from weakref import WeakKeyDictionary, ref
 
+from cryptography import x509
+
 from aqueduct.carriers.certificates import ServerTls, certificates_of, fingerprint_of
+from aqueduct.errors import ConfigError
 from aqueduct.escaping import logger_of
 from aqueduct.reloading import Reload, WatchedFiles
 
@@ -39,12 +44,15 @@ class Renewed(Generic[T]):
 
     It is made anew when their files change, once two looks in a row have seen the same files: a
     program may be writing them. Files that are of no use change nothing: the log says why, and the
-    next look tries again. What was given as bytes stays, and so does all of it if one
-    of the files is a pipe, which can be read once.
+    next look tries again. A certificate that is not valid now is of no use. What was given as
+    bytes stays, and so does all of it if one of the files is a pipe, which can be read once.
     """
 
     def __init__(self, tls: ServerTls, make: Callable[[ServerTls], T]) -> None:
-        """Raises what ``make`` raises, ConfigError for files that are of no use."""
+        """Raises what ``make`` raises, ConfigError for files that are of no use.
+
+        Warns of a certificate that is not valid now: there is no other one.
+        """
         given = {name: getattr(tls, name) for name in _FILES}
         paths: dict[str, Any] = {
             name: Path(os.path.abspath(each))  # a link stays one: it may lead elsewhere later
@@ -69,6 +77,12 @@ class Renewed(Generic[T]):
         self.current = make(tls)
         """For the next connection."""
         self._files.keep()
+        shown = tls.certificate
+        if isinstance(shown, bytes) or Path(shown).is_file():  # a pipe is read once
+            problem = _untimely(certificates_of(shown, "certificate")[0])
+            if problem:
+                name = "" if isinstance(shown, bytes) else f" {os.fspath(shown)!r}"
+                _warn(f"the certificate{name} {problem}: clients will refuse it")
 
     def watch(self, seconds: float) -> None:
         """Has a look at the files every ``seconds``, by the event loop that runs; 0: none."""
@@ -96,10 +110,14 @@ class Renewed(Generic[T]):
         if digests == self._digests:
             self._files.keep()
             return ""
-        self.current = self._make(self.tls)
+        made = self._make(self.tls)
+        shown = certificates_of(self.tls.certificate, "certificate")[0]
+        problem = _untimely(shown)
+        if problem:
+            raise ConfigError(f"{self.names}: the certificate {problem}")
+        self.current = made
         self._digests = digests
         self._files.keep()
-        shown = certificates_of(self.tls.certificate, "certificate")[0]
         return (
             f"{self.names}: read again; new connections get the certificate "
             f"{fingerprint_of(shown)}, valid until {shown.not_valid_after_utc.isoformat()}"
@@ -119,6 +137,21 @@ class Renewed(Generic[T]):
             except OSError:  # ``make`` says why
                 found.append(b"")
         return found
+
+
+def _untimely(certificate: x509.Certificate) -> str:
+    """Why clients refuse a certificate at this time; empty: they do not."""
+    now = datetime.datetime.now(datetime.UTC)
+    if certificate.not_valid_after_utc < now:
+        return f"has expired, on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+    if certificate.not_valid_before_utc > now:
+        return f"is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+    return ""
+
+
+@functools.cache  # once for all addresses of a service
+def _warn(text: str) -> None:
+    log.warning("%s", text)
 
 
 class _Watcher:

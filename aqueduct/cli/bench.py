@@ -72,7 +72,8 @@ def add(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measures, and prints the figures; the exit status."""
     if args.batch > _LARGEST_BATCH:
-        args.usage.error(f"--batch is {args.batch} bytes; it may be {_LARGEST_BATCH} (1000m) at most")
+        most = f"{_LARGEST_BATCH} (1000m)"
+        args.usage.error(f"--batch is {args.batch} bytes; it may be {most} at most")
     from aqueduct.diagnosis import PathBenchmark
 
     found = PathBenchmark()

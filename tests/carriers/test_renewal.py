@@ -195,6 +195,41 @@ async def test_files_of_no_use_change_nothing_and_are_tried_again(files, caplog)
         assert len(complaints()) == len(set(complaints())), "each is said once"
 
 
+@pytest.mark.parametrize(
+    ("validity", "why"),
+    [
+        ({"days": -1}, "has expired, on 20"),
+        ({"age": -1}, "is not valid before 20"),
+    ],
+    ids=["expired", "of tomorrow"],
+)
+async def test_a_certificate_that_is_not_valid_now_replaces_none(files, caplog, validity, why):
+    caplog.set_level(logging.INFO, LOGGER)
+    before = files.fingerprint
+    async with echo().serving("aqueduct+tls://127.0.0.1:0", tls=files.tls, drain=0) as running:
+        certificate, key = US.issue("a server", *NAMES, **validity)
+        put(files.certificate, certificate)
+        put(files.key, key)
+        await until(lambda: why in caplog.text)
+        assert caplog.text.count("what was read before stays in use") == 1
+        assert await reaches(running.addresses[0], before)
+        await becomes(running.addresses[0], files.renew())
+
+
+async def test_a_service_with_a_certificate_that_has_expired_warns(files, caplog):
+    certificate, key = US.issue("a server", *NAMES, days=-0.5)
+    put(files.certificate, certificate)
+    put(files.key, key)
+    at = ("aqueduct+tls://127.0.0.1:0", "aqueduct://127.0.0.1:0")
+    async with echo().serving(*at, tls=files.tls, drain=0):
+        pass
+    (warning,) = (each for each in caplog.records if each.name == LOGGER)
+    assert warning.levelname == "WARNING"
+    text = f"the certificate '{files.certificate}' has expired, on 20"
+    assert warning.getMessage().startswith(text)
+    assert warning.getMessage().endswith(" UTC: clients will refuse it")
+
+
 async def test_what_quic_cannot_show_stays_out_of_quic_alone(files, caplog):
     before = files.fingerprint
     at = ("aqueduct+tls://127.0.0.1:0", "aqueduct://127.0.0.1:0")
