@@ -27,6 +27,8 @@ class _Pair:
         self.ends = (client, server)
         self.forgotten: set[Way] = set()
         """Ways of which bytes were dropped: what follows them can be of no use."""
+        self.passed = 0
+        """Bytes of both ways."""
 
     def abort(self) -> None:
         for end in self.ends:
@@ -92,9 +94,9 @@ class CuttingProxy:
     def _path(self) -> str:
         return self._address.path + ".proxy"
 
-    def cut(self) -> int:
-        """Cuts all connections; returns how many."""
-        return self._abort(frozenset(self._pairs))
+    def cut(self, least: int = 0) -> int:
+        """Cuts all connections that have passed ``least`` bytes or more; returns how many."""
+        return self._abort(frozenset(pair for pair in self._pairs if pair.passed >= least))
 
     def cut_at(self, way: Way, more: int) -> None:
         """Cuts them once ``more`` bytes have passed from now on."""
@@ -144,6 +146,7 @@ class CuttingProxy:
                 cut = left <= len(data) and way in self._limits
                 data = data[: max(left, 0)]
                 self.passed[way] += len(data)
+                pair.passed += len(data)
                 if data and way in self.silent:
                     pair.forgotten.add(way)
                 if way not in pair.forgotten:
@@ -255,7 +258,10 @@ def _packet(sock: socket.socket) -> tuple[bytes, _UdpPlace] | None:
 
 @contextmanager
 def cutting_each(address: str, seconds: float) -> Iterator[CuttingProxy]:
-    """A proxy on a loop of its own thread, which cuts all connections so often."""
+    """A proxy on a loop of its own thread, which cuts all connections so often.
+
+    Not those that are being made: without a first handshake there is nothing to resume.
+    """
     thread = LoopThread("test-proxy")
     proxy = CuttingProxy(address)
     tasks: list[asyncio.Task[None]] = []
@@ -263,7 +269,7 @@ def cutting_each(address: str, seconds: float) -> Iterator[CuttingProxy]:
     async def cut() -> None:
         while True:
             await asyncio.sleep(seconds)
-            proxy.cut()
+            proxy.cut(least=4096)
 
     async def start() -> None:
         await proxy.__aenter__()
