@@ -144,8 +144,9 @@ class Supervisor:
     async def run(self) -> int:
         """Serves until a signal, then drains; the exit status.
 
-        0 after a drain; 1 when calls were cut: by a second signal, by the end of a worker, or
-        because workers died too often. Raises ConfigError when a worker cannot begin.
+        0 after a drain, also of calls that outlasted it and were cut. 1 after a second signal, when
+        a worker died in the drain, or when workers died too often. Raises ConfigError when a worker
+        cannot begin.
         """
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
