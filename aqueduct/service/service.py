@@ -669,9 +669,10 @@ class Service:
         - ``settings``: a TOML file, below the variables and above the arguments; None: the one that
           ``AQUEDUCT_CONFIG`` names.
 
-        A handler may block the event loop, or its threads and processes may go on. Then the process
-        ends with status 1, ``drain`` seconds (None: Timing.drain_timeout) after the signal. Raises
-        LocalProtocolError where an event loop runs already, as in a notebook.
+        A handler may block the event loop, or leave threads that are no daemons, or processes of
+        multiprocessing. Then the process ends with status 1, ``drain`` seconds (None:
+        Timing.drain_timeout) after the signal. A plain handler that does not return holds up
+        nothing. Raises LocalProtocolError where an event loop runs already, as in a notebook.
         """
         if asyncio._get_running_loop() is not None:
             raise LocalProtocolError(
