@@ -117,7 +117,7 @@ async def held(batches):
 @pytest.mark.parametrize("workers", ["serve", "workers"])
 def test_a_service_that_is_ended_has_the_statuses_of_the_guide(tmp_path, workers):
     _, rows = statuses_of_the_guide()
-    assert list(rows) == ["0", "1", "130, 143"]
+    assert list(rows) == ["0", "1", "129", "130, 143"]
     assert "SIGINT or SIGTERM" in rows["0"] and "second signal" in rows["1"]
     with program(tmp_path, HELD, workers, "aqueduct+tcp://127.0.0.1:0") as running:
         running.signal(signal.SIGTERM)
@@ -134,6 +134,27 @@ def test_a_service_that_is_ended_has_the_statuses_of_the_guide(tmp_path, workers
         running.signal(signal.SIGTERM)
         assert running.ended() == 1
         assert isinstance(call.exception(), AqueductError)
+
+
+@pytest.mark.skipif(
+    signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, reason="nohup has the signal ignored"
+)
+@pytest.mark.parametrize("workers", ["serve", "workers"])
+def test_a_service_whose_terminal_closes_drains_nothing(tmp_path, workers):
+    _, rows = statuses_of_the_guide()
+    assert "SIGHUP" in rows["129"]
+    place = tmp_path / "held.sock"
+    with (
+        program(tmp_path, HELD, workers, f"aqueduct+unix://{place}") as running,
+        aqueduct.SyncClient(running.address) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        call = pool.submit(client.call, "held", pa.record_batch({"n": [1]}))
+        assert running.line() == "taken"
+        running.signal(signal.SIGHUP)
+        assert running.ended() == -signal.SIGHUP  # which a shell tells as 129
+        assert isinstance(call.exception(), AqueductError)
+        assert place.is_socket()  # the next service replaces it
 
 
 def test_every_command_is_in_the_guide():
