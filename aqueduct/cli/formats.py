@@ -45,7 +45,7 @@ _SUFFIXES: Final = {
 }
 _STREAM: Final = ".arrows"  # of Arrow's two formats the one that can only be read from its start
 _MAGIC: Final = b"ARROW1"
-_BLOCK: Final = 4 << 20  # bytes of CSV that are parsed at once: a line is never longer
+_BLOCK: Final = 4 << 20  # bytes of CSV that are parsed at once: a longer line may fail
 _GROUP_ROWS: Final = 1 << 20
 _GROUP_BYTES: Final = 64 << 20  # a row group is in memory until it is written
 
