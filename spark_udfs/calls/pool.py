@@ -12,7 +12,8 @@ some traceback. So nothing here relies on one clean-up alone (in this order):
 2. when the executor hangs up on this process (``vigil.py``) every call is cancelled and every
    connection closed, as the process may wait for a service and not notice;
 3. a lease that a task left behind is ended when the next task of this process takes one;
-4. a connection that nobody used for ``idle`` seconds closes, before Spark evicts its worker (60 s);
+4. a connection that nobody used for ``idle`` seconds (or four fifths of its idle timeout, if that
+   is less) closes, before Spark evicts its worker (60 s);
 5. of a worker that was killed the kernel closes the sockets, and over QUIC it is silent, which its
    service takes for departure after its idle timeout.
 
