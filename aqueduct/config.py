@@ -300,7 +300,8 @@ class Timing:
     start_timeout: Seconds = 240.0
     """For all ``on_start`` functions of a service together. A worker process has 300 s in all."""
     stop_timeout: Seconds = 5.0
-    """For all ``on_stop`` functions together. They have a quarter of ``drain_timeout`` at most."""
+    """For all ``on_stop`` functions together. They have a quarter of ``drain_timeout`` at most, or
+    one second if that is more."""
     certificate_check: Seconds = 10.0
     """A service looks this often whether the files of its certificate, key and client CAs have
     changed; 0: never."""
