@@ -40,7 +40,7 @@ from typing import Any, Final
 
 from aqueduct.arguments import KINDS, Duration, Size
 from aqueduct.errors import ConfigError, Refused, WrongType
-from aqueduct.escaping import logger_of, near_miss, shown
+from aqueduct.escaping import escape, logger_of, near_miss, shown
 from aqueduct.reloading import Reload, WatchedFiles
 from aqueduct.rpc.describe import DESCRIBE
 from aqueduct.service.context import Call
@@ -51,6 +51,8 @@ log = logger_of(__name__)
 
 _PREFIX: Final = "aq_"
 """Of tokens that are made here: tools that look for leaked secrets go by it."""
+_LIMIT: Final = "16m"
+"""Bytes of a file, unless code says another: more than a hundred thousand lines."""
 _HASH: Final = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
 _NAME: Final = re.compile(r"[^\s#=,]+")
 _LISTS: Final = ("handlers", "tables", "sinks")
@@ -103,7 +105,7 @@ class TokenFile:
         *,
         recheck: Duration = 1.0,
         timeout: Duration = 10.0,
-        limit: Size = "16m",
+        limit: Size = _LIMIT,
     ) -> None:
         """Reads the file for the first time.
 
@@ -252,20 +254,29 @@ def token_line(
     return line
 
 
-def append_line(path: str | os.PathLike[str], line: str) -> None:
+def append_line(path: str | os.PathLike[str], line: str, *, limit: Size = _LIMIT) -> None:
     """Puts a line at the end of a file of tokens. A new file is for its owner alone.
 
-    Raises ConfigError, and changes nothing, if the file is broken.
+    Raises ConfigError, and changes nothing, if it is broken, no regular file, or would have more
+    than ``limit`` bytes.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    most: int = KINDS["size"].value(limit, "append_line: limit")
+    added = f"{line}\n".encode()
+    # A pipe or a terminal is not waited for.
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     with open(os.open(path, flags, 0o600), "r+b", buffering=0) as file:
-        content = file.read()
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ConfigError(f"{escape(path)} is no regular file, as one of tokens must be")
+        with open(file.fileno(), "rb", closefd=False) as reader:
+            content = reader.read(most + 1)
+        if len(content) + len(added) > most:
+            raise ConfigError(f"{escape(path)} would have more than {most} bytes with this token")
         try:
             if content:
                 tuple(_parse(content, where=os.fspath(path)))
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        file.write(f"{line}\n".encode())  # at once: a reader sees the whole line or nothing of it
+        file.write(added)  # at once: a reader sees the whole line or nothing of it
 
 
 def _parse(content: bytes, *, where: str) -> Iterator[TokenEntry]:

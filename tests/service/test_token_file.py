@@ -349,6 +349,30 @@ def test_a_line_goes_to_the_end_of_a_sound_file_alone(tmp_path):
     assert path.read_text() == "no end"
 
 
+def test_what_is_no_regular_file_gets_no_line_and_is_not_read(tmp_path):
+    pipe = tmp_path / "tokens.txt"
+    os.mkfifo(pipe)
+    for path in ("/dev/full", "/dev/zero", pipe):
+        with pytest.raises(ConfigError, match=f"{path} is no regular file"):
+            append_line(path, token_line("a", "1"))
+
+
+def test_a_file_gets_no_line_that_would_make_it_larger_than_its_limit(tmp_path):
+    path = tmp_path / "tokens.txt"
+    line = token_line("a", "1")
+    with pytest.raises(ConfigError, match=f"{path} would have more than {len(line)} bytes"):
+        append_line(path, line, limit=len(line))
+    assert path.read_text() == ""
+    append_line(path, line, limit=len(line) + 1)
+    assert path.read_text() == f"{line}\n"
+    # Without an end of its last line: its size is looked at first.
+    with path.open("ab") as file:
+        file.truncate((16 << 20) + 1)
+    with pytest.raises(ConfigError, match=f"more than {16 << 20} bytes"):
+        append_line(path, token_line("b", "2"))
+    assert path.stat().st_size == (16 << 20) + 1
+
+
 async def test_many_wait_for_one_look_and_none_for_ever():
     release, looks = threading.Event(), []
 
