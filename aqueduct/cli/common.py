@@ -33,9 +33,12 @@ __all__ = [
     "add_token",
     "client_tls",
     "ended_by_signals",
+    "give_up_output",
     "guess",
+    "open_if_closed",
     "reader",
     "require_standard_input",
+    "require_standard_output",
     "shown_token",
 ]
 
@@ -110,8 +113,17 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Says what is wrong in one line, and ends the process with status 2."""
-        tell(f"{self.prog}: {message}{self._meant()} (usage: {self.prog} --help)")
+        with contextlib.suppress(OSError):  # nobody can be told; the status says it
+            tell(f"{self.prog}: {message}{self._meant()} (usage: {self.prog} --help)")
         self.exit(WRONG_USAGE)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As that of argparse, but a help that cannot be written is an error of the command."""
+        if file is None:
+            require_standard_output()
+            file = sys.stdout
+        file.write(message)
+        file.flush()
 
     def _meant(self) -> str:
         """The option or the command that the user may have meant."""
@@ -213,6 +225,46 @@ def require_standard_input() -> None:
     """Raises CommandFailed if the process has no standard input."""
     if sys.stdin is None:
         raise CommandFailed("standard input is closed: give a file, or connect it")
+
+
+def require_standard_output() -> None:
+    """Raises CommandFailed if the process has no standard output."""
+    if sys.stdout is None:
+        raise CommandFailed("standard output is closed: connect it, to /dev/null if need be")
+
+
+def open_if_closed(name: str) -> None:
+    """Gives the process the stream ``stdout`` or ``stderr``, which nobody reads, if it has none.
+
+    Else a socket would get its number, and with it what other processes and C libraries write.
+    """
+    if getattr(sys, name) is not None:
+        return
+    number = {"stdout": 1, "stderr": 2}[name]
+    found = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.fstat(number)
+    except OSError:
+        os.dup2(found, number)
+        os.close(found)
+        found = number
+    os.set_inheritable(found, True)  # workers have the same
+    # Python closes no stream of the process either.
+    stream = open(found, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    setattr(sys, name, stream)
+
+
+def give_up_output() -> None:
+    """What is left in buffers and cannot be written is dropped; Python's end would complain."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None:
+            continue
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 def reader(kind: str) -> Callable[[str], Any]:

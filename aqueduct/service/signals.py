@@ -68,8 +68,10 @@ def tell_as(form: Callable[[str], str]) -> None:
     _forms.append(form)
 
 
-def _write(line: str, where: TextIO) -> None:
-    """Writes one line. Text of a peer in it is escaped."""
+def _write(line: str, where: TextIO | None) -> None:
+    """Writes one line. Text of a peer in it is escaped. None: the stream is closed."""
+    if where is None:
+        return  # as for Python's print()
     encoding = where.encoding or "utf-8"
     text = escape(line).encode(encoding, "backslashreplace").decode(encoding)
     print(text, file=where, flush=True)
