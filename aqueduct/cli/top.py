@@ -7,24 +7,28 @@ each may show a token; the admin port adds all workers up, and is for operators 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from aqueduct.cli.common import CommandFailed, Commands, ended_by_signals, reader
 from aqueduct.cli.output import console, number, of_bytes, plain_table, rich_table
-from aqueduct.escaping import escape, one_line
+from aqueduct.escaping import escape, one_line, shown
 from aqueduct.service.signals import say
 
 __all__ = ["Snapshot", "add", "blocks", "fetch", "run"]
 
 _TIMEOUT: Final = 5.0
+"""Seconds of a look."""
 _MOST: Final = 16 << 20  # bytes of a state
 _LINES: Final = 10
 _PORT: Final = 9464
@@ -104,14 +108,16 @@ class Snapshot:
     """When it came (monotonic)."""
 
 
-def fetch(host: str, port: int) -> Snapshot:
-    """Reads the state. Raises OSError and CommandFailed."""
-    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT)
+def fetch(host: str, port: int, *, timeout: float = _TIMEOUT) -> Snapshot:
+    """Reads the state within ``timeout`` seconds in all. Raises CommandFailed."""
     where = f"http://{_bracketed(host)}:{port}{_ROOT}"
+    look = _Look(host, port, timeout)
     try:
-        connection.request("GET", _ROOT, headers={"Accept": "application/json"})
-        answer = connection.getresponse()
-        body = answer.read(_MOST + 1)
+        status, reason, body = look.answer()
+    except Empty:
+        raise CommandFailed(
+            f"{where} has not answered within {timeout:g} s; is it the admin port of a service?"
+        ) from None
     except http.client.HTTPException as error:
         raise CommandFailed(f"{where} does not speak HTTP: {one_line(error)}") from error
     except OSError as error:
@@ -119,9 +125,9 @@ def fetch(host: str, port: int) -> Snapshot:
             f"{where} cannot be reached: {one_line(error)}; is the service run with --admin?"
         ) from error
     finally:
-        connection.close()
-    if answer.status != http.client.OK:
-        raise CommandFailed(f"{where} answers {answer.status} {answer.reason}")
+        look.end()
+    if status != http.client.OK:
+        raise CommandFailed(f"{where} answers {status} {reason}")
     if len(body) > _MOST:
         raise CommandFailed(f"{where} has more than {_MOST} bytes")
     try:
@@ -135,6 +141,50 @@ def fetch(host: str, port: int) -> Snapshot:
             f"{where} is not the state of a service of this version: {one_line(error)}"
         ) from error
     return snapshot
+
+
+class _Look:
+    """One request, in a thread: a timeout of a socket is for each of its reads alone.
+
+    The look-up of a name has none at all.
+    """
+
+    def __init__(self, host: str, port: int, timeout: float) -> None:
+        self._timeout = timeout
+        self._connection = http.client.HTTPConnection(host, port, timeout=timeout)
+        self._socket: socket.socket | None = None
+        self._over = False
+        self._answers: SimpleQueue[tuple[int, str, bytes] | Exception] = SimpleQueue()
+        threading.Thread(target=self._run, name="aqueduct-top", daemon=True).start()
+
+    def answer(self) -> tuple[int, str, bytes]:
+        """Status, its reason, and the body. Raises Empty if there is none in time."""
+        found = self._answers.get(timeout=self._timeout)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def end(self) -> None:
+        """The thread ends, once a name that it looks up has been found."""
+        self._over = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it has lost its peer, or is closed
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _run(self) -> None:
+        try:
+            with contextlib.closing(self._connection):
+                self._connection.connect()
+                self._socket = self._connection.sock
+                if not self._over:
+                    self._answers.put(self._read())
+        except Exception as error:  # noqa: BLE001  who waits for the answer raises it
+            self._answers.put(error)
+
+    def _read(self) -> tuple[int, str, bytes]:
+        self._connection.request("GET", _ROOT, headers={"Accept": "application/json"})
+        with self._connection.getresponse() as found:
+            return found.status, found.reason, found.read(_MOST + 1)
 
 
 def blocks(now: Snapshot, before: Snapshot | None, lines: int) -> list[Block]:
@@ -271,7 +321,7 @@ def _span(seconds: float) -> str:
 # ------------------------------------------------------------------ where it is shown
 
 
-@contextmanager
+@contextlib.contextmanager
 def _screen() -> Iterator[Callable[[Sequence[Block]], None]]:
     """What shows blocks: on the whole terminal by ``rich``, or one below the other."""
     screen = console(sys.stdout)
@@ -325,6 +375,12 @@ def _place(text: str) -> tuple[str, int]:
         raise CommandFailed(f"{wanted}; {text} is none")
     if parts.username is not None:
         raise CommandFailed(f"{wanted}; it takes no user or password")
+    try:
+        # As the look does, whose errors say less.
+        host.encode("idna")
+        http.client.HTTPConnection(host, _PORT)
+    except (UnicodeError, http.client.InvalidURL):
+        raise CommandFailed(f"{wanted}; {shown(host)} is no name of a host") from None
     return host, _PORT if port is None else port
 
 

@@ -40,9 +40,9 @@ def started(
 ) -> subprocess.Popen[str]:
     """The command with what a shell does to its streams."""
     search = [str(folder), *sys.path] if folder else sys.path
+    command = [sys.executable, "-m", "aqueduct.cli", *arguments]
     return subprocess.Popen(
-        ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "aqueduct.cli"]
-        + list(arguments),
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", *command],
         stdout=output,
         stderr=subprocess.PIPE,
         text=True,

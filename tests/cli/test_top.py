@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import json
+import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 
 from aqueduct.cli import main
-from aqueduct.cli.common import FAILED, WRONG_USAGE
+from aqueduct.cli.common import FAILED, WRONG_USAGE, CommandFailed
 from aqueduct.cli.top import Snapshot, blocks, fetch
 
 HOST = "127.0.0.1"
@@ -114,7 +115,7 @@ def status_of(*arguments: str) -> int:
         return int(ended.code or 0)
 
 
-@contextmanager
+@contextlib.contextmanager
 def answering(body: bytes, status: int = 200) -> Iterator[tuple[str, int]]:
     """A server of something else."""
 
@@ -220,6 +221,7 @@ class Terminal(io.StringIO):
         (b"[" * 100_000, 200, "is not the state"),
         (json.dumps(STATE).replace("93784.0", "1e999").encode(), 200, "is not the state"),
         (b"no", 404, "answers 404"),
+        (b" " * ((16 << 20) + 1), 200, "has more than 16777216 bytes"),
     ],
 )
 def test_what_is_no_admin_port_is_said(capsys, body, status, said):
@@ -227,6 +229,31 @@ def test_what_is_no_admin_port_is_said(capsys, body, status, said):
         assert status_of(f"http://{host}:{port}", "--count", "1") == FAILED
     told = capsys.readouterr()
     assert said in told.err and told.err.count("\n") == 1 and told.out == ""
+
+
+@pytest.mark.parametrize("beginning", [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.0 200 OK\r\n\r\n"])
+def test_a_look_has_an_end_whatever_comes_bit_by_bit(beginning):
+    """It lets go of the connection, too: the server could not end otherwise."""
+    cut = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        peer, _ = listener.accept()
+        with peer, contextlib.suppress(OSError):
+            peer.sendall(beginning)
+            while not cut.wait(0.02):
+                peer.sendall(b"x")
+
+    with socket.create_server((HOST, 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,))
+        thread.start()
+        try:
+            with pytest.raises(CommandFailed, match=r"has not answered within 0\.3 s"):
+                fetch(HOST, listener.getsockname()[1], timeout=0.3)
+            thread.join(30)
+            assert not thread.is_alive()
+        finally:
+            cut.set()
+            thread.join()
 
 
 def test_a_service_that_goes_away_is_shown_as_that(state, capsys, monkeypatch):
@@ -254,6 +281,9 @@ def fetch_once(found: Snapshot) -> Any:
         ("http://127.0.0.1:99999", "http://127.0.0.1:9464"),
         ("http://[::1", "http://127.0.0.1:9464"),
         ("localhost:9464", "is none"),
+        ("http://a..b:1", "'a..b' is no name of a host"),
+        ("http://a b:1", "'a b' is no name of a host"),
+        ("http://\udcff:1", r"'\udcff' is no name of a host"),
     ],
 )
 def test_another_address_is_refused_and_the_right_one_named(capsys, address, said):
