@@ -106,6 +106,8 @@ class Address:
     @checked()
     def parse(cls, text: str) -> Address:
         """Parses ``text``. Raises ConfigError that names what is wrong and what would do."""
+        if not text.isascii():
+            _check_text(text)
         scheme, separator, _ = text.partition("://")
         if not separator:
             raise ConfigError(
@@ -210,6 +212,14 @@ class Address:
     def with_port(self, port: int) -> Address:
         """The same address with another port (a listener on port 0 learns its own)."""
         return Address(self.scheme, self.host, port, self.options, self.path)
+
+
+def _check_text(text: str) -> None:
+    """Raises ConfigError for bytes of a command line or variable that are no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{text!r} is not UTF-8; write other bytes of a path like %FF") from None
 
 
 def _path_of(text: str, parts: SplitResult, scheme: str) -> str:

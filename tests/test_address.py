@@ -97,6 +97,8 @@ def test_what_is_understood(
         ("aqueduct+tcp://h:http", "a port is a number from 0 to 65535"),
         ("aqueduct+tcp://::1:80", "an IPv6 address has brackets, as in aqueduct+tcp://[::1]:4433"),
         ("80:90", "is not an address: write aqueduct://HOST:PORT"),
+        ("aqueduct+unix:///\udcff.sock", r"\udcff.sock' is not UTF-8; write other bytes"),
+        ("aqueduct+tcp://\udcff:1", r"'aqueduct+tcp://\udcff:1' is not UTF-8"),
         ("aqueduct://h?datagram_size=1k", "it must be auto or 1200 to 16383 bytes"),
         ("aqueduct://h?datagram_size=5min", "datagram_size is '5min'"),
         ("aqueduct://h?datagram_size=\u00b3", "datagram_size is"),

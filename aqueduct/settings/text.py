@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from aqueduct.arguments import duration
 from aqueduct.config import Config, GiB, KiB, MiB
+from aqueduct.errors import ConfigError
 from aqueduct.escaping import escape
 from aqueduct.settings.in_force import Given, ServiceSettings
 from aqueduct.settings.table import SECTIONS, SETTINGS, Setting
@@ -26,6 +27,7 @@ def toml_lines(settings: ServiceSettings, config: Config, *, code: str) -> list[
     """All settings in force as the lines of a file, with where those come from that were set.
 
     ``config``: what ``settings.config`` has made. ``code``: whose code gave what no operator did.
+    Raises ConfigError for a path that is not UTF-8: it can be used, but TOML cannot hold it.
     """
     serve = settings.serve()
     lines = [f"# The settings in force for {code}. aqueduct serve --config FILE takes them back."]
@@ -52,7 +54,16 @@ def _line(setting: Setting, given: Given | None, value: Any, code: str) -> str:
         return f"# {setting.key} is not set"
     if setting.secret:
         return f"# {setting.key} is set, and not shown{origin.replace('  # ', ', ')}"
-    return f"{setting.key} = {_toml(setting, value)}{origin}"
+    text = _toml(setting, value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        where = setting.name if given is None else given.where
+        raise ConfigError(
+            f"{where}: {escape(text)} is not UTF-8, and TOML can hold nothing else; a file of "
+            "settings needs paths of UTF-8"
+        ) from None
+    return f"{setting.key} = {text}{origin}"
 
 
 def _machine_text(setting: Setting, part: Any) -> str:
@@ -109,6 +120,6 @@ def _quoted(text: str) -> str:
 def _character(each: str) -> str:
     if each in '"\\':
         return "\\" + each
-    if each.isprintable():
+    if each.isprintable() or "\ud800" <= each <= "\udfff":  # a surrogate, of no character
         return each
     return f"\\u{ord(each):04x}" if ord(each) < 1 << 16 else f"\\U{ord(each):08x}"

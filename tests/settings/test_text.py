@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from aqueduct.config import Calls, Config, Limits, MiB, Timing, quarter_of_memory
+from aqueduct.errors import ConfigError
+from aqueduct.settings.in_force import ServiceSettings
 from aqueduct.settings.places import read_settings
 from aqueduct.settings.table import SECTIONS, SETTINGS
 from aqueduct.settings.text import size_text, time_text, toml_lines
@@ -57,6 +59,41 @@ def test_what_is_printed_is_taken_back_and_says_where_it_came_from(tmp_path: Pat
     unset = {name for name in SETTINGS if f"# {name.rpartition('.')[2]} is" in text}
     assert keys | unset == set(SETTINGS)
     assert set(tomllib.loads(text)) == {*SECTIONS, "debug"}
+
+
+def printed(settings: ServiceSettings) -> list[str]:
+    return toml_lines(settings, settings.config(), code="app:service")
+
+
+def test_a_path_that_is_not_utf8_is_refused_wherever_it_comes_from() -> None:
+    name = "\udcff.pem"
+    variable = read_settings(environment={"AQUEDUCT_SERVE_CERTIFICATE": name})
+    option = read_settings({"serve.certificate": name})
+    for settings, where in ((variable, "AQUEDUCT_SERVE_CERTIFICATE"), (option, "--certificate")):
+        with pytest.raises(ConfigError, match=rf"{where}: .*\\udcff\.pem.*is not UTF-8") as told:
+            printed(settings)
+        assert str(told.value).isprintable()
+    # A password is not shown, and may have any bytes.
+    hush = read_settings(environment={"AQUEDUCT_SERVE_KEY_PASSWORD": "\udcff"})
+    assert any("is set, and not shown" in line for line in printed(hush))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such folders")
+def test_so_is_a_path_below_a_folder_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "\udcff"
+    folder.mkdir()
+    file = folder / "prod.toml"
+    file.write_text('serve.certificate = "a.pem"')
+    found = read_settings(file=file)
+    with pytest.raises(ConfigError, match=r"prod\.toml: serve\.certificate: .*is not UTF-8"):
+        printed(found)
+    found = read_settings({"serve.certificate": "a.pem"})
+    assert f'certificate = "{Path.cwd()}/a.pem"  # from --certificate' in printed(found)
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError, match=r"--certificate: .*is not UTF-8"):
+        printed(found)
 
 
 @pytest.mark.parametrize(
