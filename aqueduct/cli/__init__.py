@@ -46,7 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
             require_standard_output()
         open_if_closed("stdout")
         status: int = args.run(args)
-        sys.stdout.flush()  # while a failure can be told in one line
+        if sys.stdout is not None and not sys.stdout.closed:  # code of a service may do as it likes
+            sys.stdout.flush()  # while a failure can be told in one line
     except KeyboardInterrupt as error:
         return 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
     except BrokenPipeError:

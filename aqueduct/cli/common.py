@@ -257,13 +257,14 @@ def open_if_closed(name: str) -> None:
 def give_up_output() -> None:
     """What is left in buffers and cannot be written is dropped; Python's end would complain."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is None:
+        if stream is None or stream.closed:
             continue
         try:
             stream.flush()
         except OSError:
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
+            with contextlib.suppress(OSError):  # it is none of the system's
+                os.dup2(nowhere, stream.fileno())
             os.close(nowhere)
 
 
