@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from aqueduct.client.retry import may_pass
 from aqueduct.client.sink_writer import SinkWriter
 from aqueduct.client.sync_client import SyncClient
 from aqueduct.client.sync_stream import SyncStream
@@ -41,6 +42,7 @@ from spark_udfs.calls.partition import CallSpec
 from spark_udfs.calls.pool import process_pool
 from spark_udfs.calls.telemetry import working
 from spark_udfs.datasource.options import Settings
+from spark_udfs.datasource.query import tries as tries_of
 from spark_udfs.datasource.types import check
 from spark_udfs.functions.casts import Casting
 from spark_udfs.spark_schemas import arrow_of
@@ -251,8 +253,9 @@ class Writing:
         for tries in itertools.count():
             try:
                 return self._attempt(attempt, rows, schema, headers, place, numbers, tries)
-            except (Busy, ConnectFailed):
-                if tries >= self.settings.retries or numbers.batches_sent:
+            except (Busy, ConnectFailed, Refused) as error:
+                over = tries + 1 >= tries_of(self.settings) or numbers.batches_sent
+                if over or not may_pass(error):
                     raise
             numbers.retries += 1
             _pause(self.settings, tries)
@@ -304,8 +307,8 @@ class Writing:
     ) -> T:
         """What the sink answers, to be asked again where there was no answer.
 
-        Until that time (None: for ever), or ``retries`` times. Raises how it failed, also at once
-        if that is an answer.
+        Until that time (None: for ever), or as often as a table is asked. Raises how it failed, at
+        once if that is an answer.
         """
         settings = self.settings
         for tries in itertools.count():
@@ -318,10 +321,10 @@ class Writing:
                 finally:
                     lease.release(close=True)
             except (Busy, ConnectionLost, Refused) as error:
-                if isinstance(error, Refused) and not error.draining:
+                if not may_pass(error):
                     raise
                 if until == "retries":
-                    over = tries >= settings.retries
+                    over = tries + 1 >= tries_of(settings)
                 else:
                     over = until is not None and time.monotonic() >= until
                 if over:

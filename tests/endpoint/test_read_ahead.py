@@ -67,9 +67,8 @@ async def send(sender: Sender, answers: Receiver | None) -> None:
 @pytest.mark.parametrize("listen", [TCP, "aqueduct+tcp://[::1]:0", SECURE])
 async def test_what_goes_both_ways_on_the_machine_runs_less_far_ahead(listen: str) -> None:
     ahead = DEFAULT.flow.loopback_read_ahead
-    service, client = await granted(listen)
-    # The last answers come when nothing is sent any more, and one credit goes with them.
-    assert service == ahead and client in (ahead, 2 * ahead)
+    # A last credit may go when nothing is sent any more.
+    assert set(await granted(listen)) <= {ahead, 2 * ahead}
     assert 2 * ahead < DEFAULT.flow.read_ahead
 
 

@@ -13,11 +13,15 @@ import pyarrow as pa
 import pytest
 
 import aqueduct
+from aqueduct.client.loop_thread import LoopThread
+from aqueduct.endpoint import serve
 from aqueduct.errors import (
     Busy,
     ConfigError,
     ConnectFailed,
+    ConnectionLost,
     HandlerFailed,
+    HeadersRejected,
     Refused,
     SchemaMismatch,
     UnknownHandler,
@@ -256,10 +260,32 @@ def test_several_addresses_take_turns(
 ) -> None:
     nobody = f"aqueduct+unix://{tmp_path}/nobody"
     with running(service_with(shelf), address, dev_certificate=False):
-        both = writing(address=f"{nobody},{address}", retries="1")
+        both = writing(address=f"{nobody},{address}", retries="0")  # each is tried once at least
         told = messages(shelf, both)
         both.commit(RUN, told)
+        both.abort(WriteKey("run 2"), [], "e")
     assert shelf.rows == [1, 2]
+
+
+def test_a_service_that_turns_the_connection_away_is_asked_once(address: str, writing: Any) -> None:
+    """Nothing of Service does so; a server beneath it may."""
+    asked = []
+
+    def refuse(headers: Any, connection: Any) -> bool:
+        asked.append(1)
+        raise HeadersRejected("not you")
+
+    thread = LoopThread("test-refusing")
+    server = thread.run(serve(lambda connection: None, address, on_headers=refuse))
+    try:
+        with pytest.raises(ConnectionLost, match="not you"):
+            writing().commit(RUN, [])
+        with pytest.raises(ConnectionLost, match="not you"):
+            writing(retries="5").write(RUN, iter([numbers(3)]), PLACE)
+    finally:
+        thread.run(server.close())
+        thread.stop()
+    assert len(asked) == 2
 
 
 def test_a_partition_without_rows_says_so(writing: Any) -> None:
