@@ -69,8 +69,8 @@ Size: TypeAlias = int | str
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _MOST: Final = (1 << 63) - 1
-_LONGEST: Final = 10 * 366 * 86_400
-"""Seconds. A service allows calls no longer deadline; timers of the system take some more."""
+_LONGEST: Final = 100 * 366 * 86_400
+"""Seconds. Timers of threads take no more than three times as long."""
 _ARROW_STREAM: Final = "__arrow_c_stream__"
 _ARROW_ARRAY: Final = "__arrow_c_array__"
 _ENDPOINT: Final = 255  # bytes of a name in the handshake of Relink
@@ -154,7 +154,7 @@ def size(given: Any, *, least: int = 1) -> int:
 
 
 def duration(given: Any, *, least: float = 0.0) -> float:
-    """Reads seconds, ``least`` or more, ten years at most: 2.5, "30s", "2min", a ``timedelta``."""
+    """Reads seconds, ``least`` or more, a hundred years at most: 2.5, "2min", a ``timedelta``."""
     if isinstance(given, str):
         found = _DURATION.fullmatch(given.strip())
         if found is None:

@@ -96,12 +96,12 @@ def test_what_is_no_duration_is_refused(given):
             KINDS[kind].value(given, "wait")
 
 
-@pytest.mark.parametrize("given", [316_224_001, 1e300, "3661d", timedelta(days=4000)])
+@pytest.mark.parametrize("given", [3_162_240_001, 1e300, "36601d", timedelta(days=40_000)])
 def test_a_duration_that_no_timer_takes_is_refused(given):
     for kind in ("duration", "duration or zero"):
-        with pytest.raises(ConfigError, match=r"^wait: .* s is above 316224000 s, the most"):
+        with pytest.raises(ConfigError, match=r"^wait: .* s is above 3162240000 s, the most"):
             KINDS[kind].value(given, "wait")
-    assert duration("3660d") == 316_224_000
+    assert duration("36600d") == 3_162_240_000
 
 
 @pytest.mark.parametrize("given", ["5m", "5 m", "5M", "0.5m"])

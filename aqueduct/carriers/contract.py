@@ -304,6 +304,12 @@ class Carrier(Protocol):
         and nothing is left open. Repeated calls are without effect.
         """
 
+    def abandon(self, error: ConnectionLost) -> None:
+        """Ends it now, and leaves nothing open. The peer is told if that takes no time.
+
+        ``CarrierUser.closed`` follows, unless the connection is over already.
+        """
+
 
 class Listener(Protocol):
     """Accepts connections; each new carrier is handed to the callback it was made with."""

@@ -462,6 +462,10 @@ class MemoryCarrier:
             self._link._loop.call_later(linger, self._link.expire_linger)
         self._link._wake()
 
+    def abandon(self, error: ConnectionLost) -> None:
+        """Closes without waiting: there is no socket that could stay open."""
+        self.close(0, error.reason or "")
+
     # what the link does
 
     def _unsent(self) -> bool:

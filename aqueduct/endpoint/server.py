@@ -89,12 +89,12 @@ async def _connect(
         what = "the transport is up, but no Aqueduct connection headers came"
         if carrier.early:
             what = "early data was sent, but the handshake was not complete"
-        connection.close_soon()
+        _give_up(connection)
         raise ConnectFailed(
             f"{target}: {what} within {config.timing.connect_timeout:g} s (Timing.connect_timeout)"
         ) from None
     except asyncio.CancelledError:
-        connection.close_soon()
+        _give_up(connection)
         raise
     except ConnectionLost as error:
         if not carrier.early:
@@ -103,6 +103,13 @@ async def _connect(
         reason = error.reason or str(error)
         raise ConnectFailed(f"{target}: {reason}", reason=reason) from error
     return connection
+
+
+def _give_up(connection: Connection) -> None:
+    """Ends an attempt that nobody waits for any more: its event loop may end at once."""
+    connection.close_soon()
+    reason = "the attempt to connect was given up"
+    connection.carrier.abandon(ConnectionLost(f"{connection.peer}: {reason}", reason=reason))
 
 
 class Server(AsyncClosing):

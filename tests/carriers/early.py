@@ -165,7 +165,7 @@ async def scene(
         yield here
     finally:
         for user in (*here.ends, *here.accepted):
-            user.carrier.abandon(OVER)  # type: ignore[attr-defined]
+            user.carrier.abandon(OVER)
         door.close()
         await asyncio.wait_for(door.wait_closed(), DEADLINE)
         if relay is not None:

@@ -184,7 +184,7 @@ async def test_a_link_that_goes_on_keeps_them() -> None:
         await user.until_ended(theirs(0))
         assert user.data == {theirs(0): text}
     for user in (client, server):
-        user.carrier.abandon(OVER)  # type: ignore[attr-defined]
+        user.carrier.abandon(OVER)
     listener.close()
     await asyncio.wait_for(listener.wait_closed(), DEADLINE)
 

@@ -98,7 +98,7 @@ async def test_a_client_that_gives_up_leaves_nothing_to_be_read_again() -> None:
         server = await here.server(2)
         await server.until_ended(0)
         flight = list(gate.flight)
-        user.carrier.abandon(OVER)  # type: ignore[attr-defined]
+        user.carrier.abandon(OVER)
         await server.until(lambda: server.lost)
         assert not user.decisions
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -134,7 +134,7 @@ async def test_what_was_read_before_the_answer_to_a_retry_is_not_read_with_it(en
             server = await here.server(2)
             await server.until_ended(0)
             if ended:
-                server.carrier.abandon(OVER)  # type: ignore[attr-defined]
+                server.carrier.abandon(OVER)
             answers: list[bytes] = []
             gate.heard = lambda way, data: answers.append(data) if way == "up" else None
             gate.shut = False

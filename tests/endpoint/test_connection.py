@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
+import socket
+import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import aqueduct
+from aqueduct.address import Address
+from aqueduct.carriers import quic, stream
 from aqueduct.carriers.quic import ClientTls, dev_certificate
+from aqueduct.client.loop_thread import LoopThread
 from aqueduct.config import DEFAULT, Flow
 from aqueduct.endpoint import Connection, Mode, Receiver, Sender, Server, channel, connect, serve
 from aqueduct.endpoint.channel import Headers
@@ -23,6 +30,9 @@ from aqueduct.errors import (
     Finished,
     LocalProtocolError,
 )
+from tests.carriers.users import OVER, record
+from tests.support.calls import config
+from tests.support.endpoints import eventually
 
 TLS = dev_certificate()
 
@@ -187,3 +197,58 @@ async def test_slots_of_channels_that_ended_together_are_not_given_twice(listen:
             for sender, _ in pairs:
                 await sender.wait_closed()
         assert client.carrier.openable <= 16 + 1  # one lasts: that of the entrypoint
+
+
+def sockets_to(port: int) -> list[socket.socket]:
+    """The open sockets of this process whose peer has that port."""
+    found = []
+    for each in gc.get_objects():
+        if isinstance(each, socket.socket) and each.family == socket.AF_INET:
+            with suppress(OSError):
+                if each.getpeername()[1] == port:
+                    found.append(each)
+    return found
+
+
+@pytest.mark.parametrize("how", ["cancelled", "too late"])
+@pytest.mark.parametrize("scheme", ["aqueduct+tcp", "aqueduct"])
+async def test_an_attempt_that_is_given_up_leaves_no_socket(scheme: str, how: str) -> None:
+    """The event loop may end right after it, and the peer does not answer."""
+    carriers: list[Any] = []
+    thread, go_on = LoopThread("test-silent"), threading.Event()
+
+    def took(carrier: Any) -> None:  # and sends no headers of Aqueduct
+        carriers.append(carrier)
+        record(carrier)
+
+    async def end() -> None:
+        for carrier in carriers:
+            carrier.abandon(OVER)
+        listener.close()
+        await listener.wait_closed()
+
+    at = Address.parse(f"{scheme}://127.0.0.1:0")
+    listen: Any = quic.listen if scheme == "aqueduct" else stream.listen
+    listener = thread.run(listen(at, DEFAULT, TLS if scheme == "aqueduct" else None, took))
+    try:
+        address = listener.addresses[0]
+        port = Address.parse(address).port
+        settings = config(timing={"connect_timeout": 1 if how == "too late" else 60})
+        connecting = asyncio.ensure_future(connect(address, config=settings))
+        await eventually(lambda: carriers)
+        await asyncio.sleep(0.1)
+        thread.call(go_on.wait, 20)
+        assert len(sockets_to(port)) == 1
+        if how == "cancelled":
+            connecting.cancel()
+        await asyncio.wait((connecting,))
+        assert sockets_to(port) == []
+        if how == "cancelled":
+            assert connecting.cancelled()
+        else:
+            with pytest.raises(ConnectFailed, match="no Aqueduct connection headers came"):
+                await connecting
+    finally:
+        go_on.set()
+        thread.run(end())
+        thread.stop()

@@ -429,6 +429,9 @@ class NetworkCarrier:
             network.at(network.now, self._close_if_drained)
         network.at(network.now + linger, self._close_now)
 
+    def abandon(self, error: ConnectionLost) -> None:
+        self.close(0, error.reason or "")
+
     # What arrives
 
     def arrive_piece(self, stream: int, offset: int, data: bytes, fin: bool) -> None:
