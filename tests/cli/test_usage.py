@@ -136,9 +136,15 @@ def test_a_service_that_is_ended_has_the_statuses_of_the_guide(tmp_path, workers
         assert isinstance(call.exception(), AqueductError)
 
 
-@pytest.mark.skipif(
-    signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, reason="nohup has the signal ignored"
-)
+@pytest.fixture
+def hangup():
+    """What is started has the system's SIGHUP, also where tests are run by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("workers", ["serve", "workers"])
 def test_a_service_whose_terminal_closes_drains_nothing(tmp_path, workers):
     _, rows = statuses_of_the_guide()
