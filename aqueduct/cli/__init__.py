@@ -20,6 +20,7 @@ from aqueduct.cli.common import (
     FAILED,
     CommandFailed,
     CommandParser,
+    ShowVersion,
     Terminated,
     give_up_output,
     open_if_closed,
@@ -75,7 +76,7 @@ def _parser() -> CommandParser:
     parser = CommandParser(
         prog="aqueduct", description="Arrow record batches over message channels on QUIC."
     )
-    parser.add_argument("--version", action="version", version=f"aqueduct {_version()}")
+    parser.add_argument("--version", action=ShowVersion, const=f"aqueduct {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in COMMANDS:
         module.add(commands)

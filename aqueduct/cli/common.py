@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 from aqueduct.arguments import KINDS
 from aqueduct.errors import ConfigError
 from aqueduct.escaping import near_miss
-from aqueduct.service.signals import tell
+from aqueduct.service.signals import say, tell
 from aqueduct.settings.secret_files import password_in, secret_in
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ __all__ = [
     "CommandFailed",
     "CommandParser",
     "Commands",
+    "ShowVersion",
     "Terminated",
     "add_client_tls",
     "add_token",
@@ -117,12 +118,12 @@ class CommandParser(argparse.ArgumentParser):
             tell(f"{self.prog}: {message}{self._meant()} (usage: {self.prog} --help)")
         self.exit(WRONG_USAGE)
 
-    def _print_message(self, message: str, file: Any = None) -> None:
+    def print_help(self, file: Any = None) -> None:
         """As that of argparse, but a help that cannot be written is an error of the command."""
         if file is None:
             require_standard_output()
             file = sys.stdout
-        file.write(message)
+        file.write(self.format_help())
         file.flush()
 
     def _meant(self) -> str:
@@ -142,6 +143,21 @@ class CommandParser(argparse.ArgumentParser):
                 if names and names[0] not in action.choices:
                     return guess(names[0], action.choices)
         return ""
+
+
+class ShowVersion(argparse.Action):
+    """An option that tells the version and ends the command; not to write it is an error, too."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, const: str) -> None:
+        super().__init__(
+            option_strings, argparse.SUPPRESS, nargs=0, const=const, help="the version of this"
+        )
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """See argparse."""
+        require_standard_output()
+        say(str(self.const))
+        parser.exit()
 
 
 def guess(name: str, names: Iterable[str]) -> str:
