@@ -70,7 +70,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _MOST: Final = (1 << 63) - 1
 _LONGEST: Final = 100 * 366 * 86_400
-"""Seconds. Timers of threads take no more than three times as long."""
+"""Seconds: a hundred years. A wait of ``threading`` may be about three times as long at most."""
 _ARROW_STREAM: Final = "__arrow_c_stream__"
 _ARROW_ARRAY: Final = "__arrow_c_array__"
 _ENDPOINT: Final = 255  # bytes of a name in the handshake of Relink

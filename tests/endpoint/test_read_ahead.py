@@ -67,8 +67,11 @@ async def send(sender: Sender, answers: Receiver | None) -> None:
 @pytest.mark.parametrize("listen", [TCP, "aqueduct+tcp://[::1]:0", SECURE])
 async def test_what_goes_both_ways_on_the_machine_runs_less_far_ahead(listen: str) -> None:
     ahead = DEFAULT.flow.loopback_read_ahead
-    # A last credit may go when nothing is sent any more.
-    assert set(await granted(listen)) <= {ahead, 2 * ahead}
+    # The last answers come when nothing is sent any more, and one credit goes with them. On a busy
+    # machine the service has sent its last answer but one before the last message comes, too.
+    found = [await granted(listen) for _ in range(3)]
+    assert {used for both in found for used in both} <= {ahead, 2 * ahead}
+    assert any(service == ahead for service, _ in found)
     assert 2 * ahead < DEFAULT.flow.read_ahead
 
 
